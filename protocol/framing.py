@@ -1,0 +1,122 @@
+"""Frames of the control plane: a 4-byte little-endian length, then one msgpack array.
+
+No I/O here: bytes go in, messages come out. Limits on frame size, strings, arrays, maps and nesting hold while
+decoding, so that a stranger's bytes cost at most one frame of memory.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+
+import msgpack
+
+from farpool.protocol.errors import ProtocolError
+
+__all__ = ["MAX_FRAME_BYTES", "FrameDecoder", "decode_payload", "encode_frame"]
+
+MAX_FRAME_BYTES: Final = 1 << 20
+"""Longest payload of one frame in bytes; a list of slabs is paged to stay below it."""
+
+MAX_STRING_BYTES: Final = 64 << 10
+MAX_ITEMS: Final = 64 << 10
+MAX_DEPTH: Final = 16
+"""Deepest nesting of arrays and maps; no message of ours passes 6. (msgpack itself stops at 1,024.)"""
+
+_LENGTH = struct.Struct("<I")
+LENGTH_BYTES: Final = _LENGTH.size
+
+
+def encode_frame(message: list[Any]) -> bytes:
+    """Return *message* as one frame, its length in front.
+
+    Raises:
+        ProtocolError: the message holds what msgpack cannot say, or is longer than a frame may be.
+    """
+    try:
+        payload: bytes = msgpack.packb(message)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ProtocolError(f"cannot encode a control message: {error}") from error
+    if len(payload) > MAX_FRAME_BYTES:
+        raise ProtocolError(
+            f"a control message of {len(payload)} bytes is over the limit of {MAX_FRAME_BYTES}; ask for less at once"
+        )
+    return _LENGTH.pack(len(payload)) + payload
+
+
+def decode_payload(payload: bytes | memoryview) -> list[Any]:
+    """Return the array that one frame's *payload* holds.
+
+    Raises:
+        ProtocolError: not one msgpack array, or over a limit.
+    """
+    try:
+        message = msgpack.unpackb(
+            payload,
+            strict_map_key=True,
+            max_str_len=MAX_STRING_BYTES,
+            max_bin_len=MAX_STRING_BYTES,
+            max_array_len=MAX_ITEMS,
+            max_map_len=MAX_ITEMS,
+            max_ext_len=0,
+        )
+    except (ValueError, msgpack.UnpackException, RecursionError) as error:
+        raise ProtocolError(f"a control frame is not valid msgpack: {type(error).__name__}: {error}") from None
+    if not isinstance(message, list):
+        raise ProtocolError(f"a control frame holds {type(message).__name__}, not an array")
+    _check_depth(message, MAX_DEPTH)
+    return message
+
+
+def _check_depth(value: object, left: int) -> None:
+    if left < 0:
+        raise ProtocolError(f"a control frame nests deeper than {MAX_DEPTH} levels")
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            if isinstance(item, (list, dict)):
+                _check_depth(item, left - 1)
+
+
+class FrameDecoder:
+    """Cut a stream of bytes into the payloads of its frames.
+
+    ``feed`` takes what has come and returns every payload that is whole now. Not thread-safe.
+    """
+
+    __slots__ = ("_buffer", "_limit")
+
+    def __init__(self, limit: int = MAX_FRAME_BYTES) -> None:
+        self._buffer = bytearray()
+        self._limit = limit
+
+    @property
+    def buffered(self) -> int:
+        """Bytes of the unfinished frame that are held now."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes | memoryview) -> list[bytes]:
+        """Add *data* and return the payloads that are complete, oldest first.
+
+        Raises:
+            ProtocolError: a frame announces more than the limit; the stream cannot be read any further.
+        """
+        buffer = self._buffer
+        buffer += data
+        payloads: list[bytes] = []
+        start = 0
+        while len(buffer) - start >= LENGTH_BYTES:
+            (length,) = _LENGTH.unpack_from(buffer, start)
+            if length > self._limit:
+                raise ProtocolError(
+                    f"a frame announces {length} bytes, the limit is {self._limit}: this is not Farpool's control protocol"
+                )
+            end = start + LENGTH_BYTES + length
+            if len(buffer) < end:
+                break
+            payloads.append(bytes(buffer[start + LENGTH_BYTES : end]))
+            start = end
+        if start:
+            del buffer[:start]
+        return payloads

@@ -1,0 +1,111 @@
+"""Sizes, leases and names as people write them. Pure functions."""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+
+from farpool.protocol.errors import InvalidArgument
+
+__all__ = ["MAX_NAME_BYTES", "MAX_SLAB_BYTES", "Lease", "format_bytes", "parse_lease", "parse_size", "validate_name"]
+
+MAX_NAME_BYTES = 255
+"""Longest slab name in UTF-8 bytes: what Linux allows a file name (NAME_MAX in limits.h)."""
+
+MAX_SLAB_BYTES = 1 << 62
+"""Sizes and offsets stay below this, so that no sum of two of them overflows a signed 64-bit word."""
+
+MAX_LEASE_SECONDS = 10 * 365 * 86400.0
+
+Lease = str | float
+"""``"session"``, ``"persistent"`` or a time to live in seconds."""
+
+_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40, "PIB": 1 << 50}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*\Z", re.ASCII)
+
+
+def parse_size(value: object, *, what: str = "size") -> int:
+    """Return *value* in bytes.
+
+    An int is bytes; a string is a number with an optional binary unit: ``"64MiB"``, ``"1.5 GiB"``, ``"4096"``.
+
+    Raises:
+        InvalidArgument: zero, negative, a fraction of a byte, not a size, or 2**62 bytes and more.
+    """
+    if isinstance(value, str):
+        nbytes = _parse_size_text(value, what)
+    elif isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise InvalidArgument(f'{what} must be bytes as an int or a string like "64MiB", not {value!r}')
+    else:
+        nbytes = value.__index__()  # type: ignore[attr-defined]
+    if nbytes <= 0:
+        raise InvalidArgument(f"{what} must be at least 1 byte, not {value!r}", asked=max(nbytes, -MAX_SLAB_BYTES))
+    if nbytes >= MAX_SLAB_BYTES:
+        raise InvalidArgument(f"{what} {value!r} is over the limit of 2**62 bytes")
+    return int(nbytes)
+
+
+def _parse_size_text(text: str, what: str) -> int:
+    match = _SIZE.match(text)
+    scale = _UNITS.get(match[2].upper()) if match else None
+    if match is None or scale is None:
+        raise InvalidArgument(
+            f'{what} {text!r} is not a size; write bytes or a binary unit: "4096", "64KiB", "1.5GiB" (units B, KiB, MiB, GiB, TiB, PiB)'
+        )
+    if "." not in match[1]:
+        return int(match[1]) * scale
+    nbytes = float(match[1]) * scale
+    if not nbytes.is_integer():
+        raise InvalidArgument(f"{what} {text!r} is not a whole number of bytes")
+    return int(nbytes)
+
+
+def format_bytes(nbytes: int) -> str:
+    """Return *nbytes* for people: ``1.5 GiB``, ``64 KiB``, ``12 B``."""
+    value = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024:
+            return f"{value:.4g} {unit}"
+        value /= 1024
+    return f"{value:.4g} PiB"
+
+
+def parse_lease(value: object) -> Lease:
+    """Return the lease that *value* names.
+
+    Raises:
+        InvalidArgument: neither ``"session"`` nor ``"persistent"`` nor a positive number of seconds.
+    """
+    if value in ("session", "persistent"):
+        return str(value)
+    seconds = math.nan
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        seconds = float(value)
+    elif isinstance(value, str):
+        try:
+            seconds = float(value.removesuffix("s"))
+        except ValueError:
+            seconds = math.nan
+    if not 0 < seconds <= MAX_LEASE_SECONDS:
+        raise InvalidArgument(f'lease must be "session", "persistent" or seconds (over 0, at most ten years), not {value!r}')
+    return seconds
+
+
+def validate_name(name: object) -> str:
+    """Return *name* if a slab may have it: 1 to 255 UTF-8 bytes, no control characters or surrogates.
+
+    Raises:
+        InvalidArgument: anything else.
+    """
+    if not isinstance(name, str):
+        raise InvalidArgument(f"a slab's name is a string, not {type(name).__name__}")
+    try:
+        encoded = name.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"name {name!r} is not valid Unicode text") from None
+    if not encoded or len(encoded) > MAX_NAME_BYTES:
+        raise InvalidArgument(f"a slab's name has 1 to {MAX_NAME_BYTES} bytes in UTF-8; this one has {len(encoded)}")
+    if any(unicodedata.category(character) == "Cc" for character in name):
+        raise InvalidArgument(f"name {name!r} has control characters; leave them out")
+    return name

@@ -1,0 +1,1 @@
+"""The contract between Farpool and its transports, and one folder for each transport."""

@@ -1,0 +1,301 @@
+"""What a transport must offer: a server half, a client half, and the regions that the client half makes.
+
+A transport is a :class:`Transport` found through the entry-point group ``farpool.transports``; another package can
+add one without a change here. ``tests/conformance`` is the suite that each must pass. The rules that every
+transport keeps stand in ``docs/design.md`` ("The transport contract").
+
+Nothing here does I/O, and importing this module loads no transport.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from farpool.native.mapping import Mapping as MemoryMapping
+    from farpool.protocol.messages import Offer
+
+__all__ = [
+    "AwaitableRegion",
+    "ClientTransport",
+    "Mode",
+    "Probe",
+    "Region",
+    "ServedSession",
+    "ServedSlab",
+    "ServerContext",
+    "ServerTransport",
+    "Ticket",
+    "Transport",
+]
+
+Mode = Literal["r", "rw"]
+
+
+# The server half ------------------------------------------------------------------------------------------------
+
+
+class ServedSlab(Protocol):
+    """A slab as the server shows it to a transport. Its memory outlives every ``publish`` that is not revoked."""
+
+    @property
+    def id(self) -> int:
+        """Number of the slab, never used twice in one arena."""
+        ...
+
+    @property
+    def generation(self) -> int:
+        """Number of this life of the slab, never used twice in one arena; 0 is no generation."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes that the owner asked for; the mapping may be longer."""
+        ...
+
+    @property
+    def slot(self) -> int:
+        """Index of the slab's word in the arena's generation file."""
+        ...
+
+    def memory(self) -> MemoryMapping:
+        """Return the server's own read-write mapping, made on first use and closed when the slab ends."""
+        ...
+
+    def open_descriptor(self, mode: Mode) -> int:
+        """Return a new descriptor of the slab's file, read-only for mode ``"r"``; the caller closes it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServedSession:
+    """A session as the server shows it to a transport."""
+
+    id: int
+    tenant: str
+    secret: bytes
+    """32 bytes that only this client knows; a data plane is opened with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerContext:
+    """What the server gives a transport at its start."""
+
+    loop: asyncio.AbstractEventLoop
+    socket_path: str
+    """Where the control plane's Unix socket will be; a transport may put sockets of its own beside it."""
+    generations_path: str
+    """File of the arena with one 8-byte generation word a slot, written by the server alone."""
+    generations_nbytes: int
+    settings: Mapping[str, Any]
+    """The transport's own settings; tcp knows ``listen`` (``HOST:PORT``) and ``threads``."""
+    report: Callable[[str, Mapping[str, Any]], None]
+    """Log one event of the data plane: ``report("refused", {"peer": ..., "reason": ...})``. Any thread may call it."""
+    session_of: Callable[[int], ServedSession | None]
+    """Find a session that may use data planes now."""
+
+
+class ServerTransport(Protocol):
+    """The server half. All calls come from the event loop's thread."""
+
+    async def start(self, context: ServerContext) -> None:
+        """Get ready and listen; raise ``TransportUnavailable`` with a reason if it cannot."""
+        ...
+
+    async def stop(self) -> None:
+        """Close everything that ``start`` and later calls made; may be called twice."""
+        ...
+
+    def offer(self) -> Mapping[str, Any]:
+        """Return what the client half's ``probe`` needs to know: addresses and limits."""
+        ...
+
+    def publish(self, slab: ServedSlab, session: ServedSession, mode: Mode) -> Mapping[str, Any]:
+        """Let *session* reach *slab*, and return the parameters that its client half attaches with.
+
+        Publishing again replaces the earlier grant of the same session. The map travels as msgpack.
+        """
+        ...
+
+    def withdraw(self, slab: ServedSlab, session_id: int) -> None:
+        """Take the slab from one session; unknown pairs are ignored."""
+        ...
+
+    def revoke(self, slab: ServedSlab) -> None:
+        """Take the slab from every session, and return only when no operation on its memory is in flight."""
+        ...
+
+    def end_session(self, session_id: int) -> None:
+        """Close what the session has open on this data plane; its slabs were withdrawn already."""
+        ...
+
+    def holders_may_map(self) -> bool:
+        """Tell whether clients reach the memory itself, so that a freed slab's pages wait until they let go."""
+        ...
+
+    def counters(self) -> Mapping[str, int]:
+        """Return the data plane's counters since the start: operations and bytes by kind, connections."""
+        ...
+
+
+# The client half ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Whether a transport is usable from here; if not, ``reason`` is a sentence that a user can act on."""
+
+    usable: bool
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class Ticket:
+    """All that a client half needs to make a region of one attached slab."""
+
+    nbytes: int
+    slab_id: int
+    generation: int
+    writable: bool
+    params: Mapping[str, Any]
+    renew: Callable[[float], Mapping[str, Any]]
+    """``renew(seconds)`` attaches again through the control plane, reconnecting it if it must, and returns new
+    ``params``. Raises ``StaleSlab`` if the slab is gone, ``ServerLost`` or ``DeadlineExceeded``."""
+    timeout: float = 10.0
+    """Default deadline of an operation in seconds."""
+    label: str = ""
+    """How messages name the slab: its name, or its id."""
+    options: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What the user's URL said after ``?``."""
+
+
+class Region(Protocol):
+    """One attached slab as one transport reaches it. Thread-safe.
+
+    Offsets and lengths are bytes within the slab. ``timeout`` is seconds; None takes the ticket's. Every method
+    raises ``StaleSlab`` if the slab was freed, revoked or has expired (or the region is closed), ``ServerLost`` and
+    ``DeadlineExceeded``; ranges past the end raise ``OutOfBounds`` and move no byte; writes and atomics on a read-only
+    grant raise ``ReadOnly``. Buffers must be C-contiguous, else ``ValueError``; ``read_into`` needs writable ones,
+    else ``TypeError``.
+    """
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the slab in bytes."""
+        ...
+
+    def read_into(self, buffer: Buffer, offset: int = 0, timeout: float | None = None) -> int:
+        """Fill *buffer* from the slab and return the bytes read."""
+        ...
+
+    def read(self, nbytes: int, offset: int = 0, timeout: float | None = None) -> bytes:
+        """Return new bytes from the slab."""
+        ...
+
+    def write(self, buffer: Buffer, offset: int = 0, timeout: float | None = None) -> int:
+        """Copy *buffer* into the slab and return the bytes written."""
+        ...
+
+    def readv(self, parts: Iterable[tuple[int, Buffer]], timeout: float | None = None) -> int:
+        """Fill many buffers in one batch; every range is checked before a byte moves. Return the bytes read."""
+        ...
+
+    def writev(self, parts: Iterable[tuple[int, Buffer]], timeout: float | None = None) -> int:
+        """Write many buffers in one batch; every range is checked before a byte moves. Return the bytes written."""
+        ...
+
+    def load(self, offset: int, timeout: float | None = None) -> int:
+        """Return the aligned unsigned 8-byte little-endian word at *offset*."""
+        ...
+
+    def store(self, offset: int, value: int, timeout: float | None = None) -> None:
+        """Set the aligned word at *offset*; other readers see the old or the new value, never a mix."""
+        ...
+
+    def fetch_add(self, offset: int, value: int, timeout: float | None = None) -> int:
+        """Add *value* (modulo 2**64) to the aligned word at *offset* atomically; return the old value."""
+        ...
+
+    def compare_swap(self, offset: int, expected: int, new: int, timeout: float | None = None) -> int:
+        """Set the aligned word at *offset* to *new* if it is *expected*, atomically; return the old value."""
+        ...
+
+    def flush(self, offset: int = 0, nbytes: int | None = None) -> None:
+        """Make our stores visible to other hosts; nothing to do where the memory is coherent."""
+        ...
+
+    def invalidate(self, offset: int = 0, nbytes: int | None = None) -> None:
+        """Make other hosts' stores visible to our loads; nothing to do where the memory is coherent."""
+        ...
+
+    def view(self, offset: int = 0, nbytes: int | None = None) -> memoryview:
+        """Return the slab's own memory, read-only on a read-only grant; ``NotMappable`` but on cxl."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the slab; ``RegionInUse`` while views live. A second call does nothing. Later calls raise ``StaleSlab``."""
+        ...
+
+
+class AwaitableRegion(Protocol):
+    """The awaitable twin of a region, bound to the running loop: same names, arguments and errors.
+
+    A cancelled operation leaves the connection usable, and its buffer is not touched after the cancellation.
+    """
+
+    async def read_into(self, buffer: Buffer, offset: int = 0, timeout: float | None = None) -> int: ...  # noqa: D102
+    async def read(self, nbytes: int, offset: int = 0, timeout: float | None = None) -> bytes: ...  # noqa: D102
+    async def write(self, buffer: Buffer, offset: int = 0, timeout: float | None = None) -> int: ...  # noqa: D102
+    async def readv(self, parts: Iterable[tuple[int, Buffer]], timeout: float | None = None) -> int: ...  # noqa: D102
+    async def writev(self, parts: Iterable[tuple[int, Buffer]], timeout: float | None = None) -> int: ...  # noqa: D102
+    async def load(self, offset: int, timeout: float | None = None) -> int: ...  # noqa: D102
+    async def store(self, offset: int, value: int, timeout: float | None = None) -> None: ...  # noqa: D102
+    async def fetch_add(self, offset: int, value: int, timeout: float | None = None) -> int: ...  # noqa: D102
+    async def compare_swap(  # noqa: D102
+        self, offset: int, expected: int, new: int, timeout: float | None = None
+    ) -> int: ...
+    async def close(self) -> None: ...  # noqa: D102
+
+
+class ClientTransport(Protocol):
+    """The client half: one for a session. Thread-safe."""
+
+    def probe(self, offer: Offer) -> Probe:
+        """Tell whether this transport works from here. May open and close a connection; never raises."""
+        ...
+
+    def attach(self, ticket: Ticket) -> Region:
+        """Return a region for the ticket's slab; raise ``TransportUnavailable`` or ``ServerLost``."""
+        ...
+
+    def awaitable(self, region: Region, ticket: Ticket) -> AwaitableRegion:
+        """Return the region's twin for the running event loop."""
+        ...
+
+    def close(self) -> None:
+        """Close the session's data connections. Regions that are still open raise ``StaleSlab`` from then on."""
+        ...
+
+
+# The registry's entry -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """What the entry point names: a transport's name, its rank and how to make its halves.
+
+    The factories import what they need when they are called, so that naming a transport loads nothing.
+    """
+
+    name: str
+    rank: int
+    """``transport="auto"`` tries low ranks first; cxl is 10, rdma 20, tcp 30."""
+    server: Callable[[], ServerTransport]
+    client: Callable[[], ClientTransport]
+    summary: str = ""
+    tags: Sequence[str] = ()
