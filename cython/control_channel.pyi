@@ -1,7 +1,7 @@
 class ControlChannel:
     """The client's end of a control connection: whole frames out and in, and the heartbeat that needs no GIL.
 
-    Takes over the connected stream socket *fd* (blocking mode is set off). ``send`` may be called by several threads,
+    Takes over the connected, blocking stream socket *fd*. ``send`` may be called by several threads,
     and runs beside ``receive``; ``receive`` by one thread at a time. Deadlines are seconds of ``time.monotonic()``.
     After ``ServerLost``, ``ProtocolError``, or ``DeadlineExceeded`` raised from the middle of a frame the channel
     is ``broken`` and every later call raises ``ServerLost``.
