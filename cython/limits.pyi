@@ -32,7 +32,14 @@ def slab_files(directory: int, nbytes: int, samples: Buffer, seconds: float) -> 
     """
 
 def round_trips(
-    fd: int, request: Buffer, reply: Buffer, samples: Buffer, seconds: float, timeout: float, *, ahead: int = 1
+    fd: int,
+    request: Buffer,
+    reply: Buffer,
+    samples: Buffer,
+    seconds: float,
+    timeout: float,
+    *,
+    ahead: int = 1,
 ) -> int:
     """Send *request*, wait for *reply*, again and again, over the blocking socket *fd*; each sample is one round trip.
 

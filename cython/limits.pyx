@@ -103,6 +103,7 @@ cdef Py_ssize_t time_blocks(Block block, Walk *walk, int64_t[::1] samples, doubl
         raise InvalidArgument(f"a loop over memory runs up to {LONGEST:g} seconds, not {seconds:g}")
     cdef Py_ssize_t count = 0
     cdef Py_ssize_t most = samples.shape[0]
+    cdef int64_t *sample = first_of(samples)
     cdef int64_t begin
     cdef int64_t now = 0
     cdef int64_t end = now_ns() + to_ns(seconds)
@@ -111,7 +112,7 @@ cdef Py_ssize_t time_blocks(Block block, Walk *walk, int64_t[::1] samples, doubl
             begin = now_ns()
             block(walk)
             now = now_ns()
-            samples[count] = now - begin
+            sample[count] = now - begin
             count += 1
     return count
 
@@ -151,6 +152,12 @@ cdef int check_words(uint8_t[::1] memory, const int64_t[::1] offsets) except -1:
         if (<size_t> &memory[0] + <size_t> offsets[index]) % 8:
             raise InvalidArgument(f"the word at offset {offsets[index]} is not aligned to 8 bytes")
     return 0
+
+
+cdef int64_t *first_of(int64_t[::1] samples) except NULL:
+    if samples.shape[0] == 0:
+        raise InvalidArgument("the array of samples has no room for one")
+    return &samples[0]
 
 
 def clock_overhead(int64_t[::1] samples, double seconds):
@@ -200,6 +207,7 @@ def slab_files(int directory, size_t nbytes, int64_t[::1] samples, double second
         raise InvalidArgument(f"the loop runs up to {LONGEST:g} seconds, not {seconds:g}")
     cdef Py_ssize_t count = 0
     cdef Py_ssize_t most = samples.shape[0]
+    cdef int64_t *sample = first_of(samples)
     cdef int failed = 0
     cdef int64_t begin
     cdef int64_t now = 0
@@ -209,7 +217,7 @@ def slab_files(int directory, size_t nbytes, int64_t[::1] samples, double second
             begin = now_ns()
             failed = one_file(directory, nbytes)
             now = now_ns()
-            samples[count] = now - begin
+            sample[count] = now - begin
             count += 1
     if failed:
         errno_error(failed)
@@ -255,14 +263,19 @@ def round_trips(int fd, const uint8_t[::1] request, uint8_t[::1] reply, int64_t[
     the next. Raises ``ServerLost``, and ``DeadlineExceeded`` when nothing moves for *timeout* seconds, or
     when a round trip is not done after twice that.
     """
-    cdef size_t lesser = min(request.shape[0], reply.shape[0])
+    cdef size_t request_nbytes = request.shape[0]
+    cdef size_t reply_nbytes = reply.shape[0]
+    cdef size_t lesser = min(request_nbytes, reply_nbytes)
     if lesser == 0 or ahead == 0 or not seconds > 0:
         raise InvalidArgument("a ping-pong needs a request, a reply, one request ahead and some time")
     if ahead > 1 and ahead * lesser > <size_t> SMALL_SIDE:
         raise InvalidArgument(f"{ahead} requests ahead leave over {SMALL_SIDE} bytes waiting in both directions")
     prepare(fd, timeout)
+    cdef const uint8_t *question = &request[0]
+    cdef uint8_t *answer = &reply[0]
     cdef Py_ssize_t count = 0
     cdef Py_ssize_t most = samples.shape[0]
+    cdef int64_t *sample = first_of(samples)
     cdef size_t index
     cdef int64_t wait = to_ns(timeout)
     cdef int64_t begin
@@ -271,16 +284,16 @@ def round_trips(int fd, const uint8_t[::1] request, uint8_t[::1] reply, int64_t[
     with nogil:
         begin = now_ns()
         for index in range(1, ahead):
-            send_whole(fd, &request[0], request.shape[0], begin + wait)
+            send_whole(fd, question, request_nbytes, begin + wait)
         while count < most and now < end:
             begin = now_ns()
-            send_whole(fd, &request[0], request.shape[0], begin + wait)
-            receive_whole(fd, &reply[0], reply.shape[0], begin + wait)
+            send_whole(fd, question, request_nbytes, begin + wait)
+            receive_whole(fd, answer, reply_nbytes, begin + wait)
             now = now_ns()
-            samples[count] = now - begin
+            sample[count] = now - begin
             count += 1
         for index in range(1, ahead):
-            receive_whole(fd, &reply[0], reply.shape[0], now + wait)
+            receive_whole(fd, answer, reply_nbytes, now + wait)
     return count
 
 
@@ -294,13 +307,15 @@ def serve_round_trips(int fd, uint8_t[::1] inbox, size_t request_nbytes, const u
     if not 0 < request_nbytes <= <size_t> inbox.shape[0] or not 0 < reply_nbytes <= <size_t> outbox.shape[0]:
         raise InvalidArgument(f"a request of {request_nbytes} or a reply of {reply_nbytes} bytes does not fit its buffer")
     prepare(fd, timeout)
+    cdef uint8_t *inner = &inbox[0]
+    cdef const uint8_t *outer = &outbox[0]
     cdef int64_t count = 0
     cdef int64_t for_ever = to_ns(1e9)
     cdef size_t read_at = 0
     cdef size_t write_at = 0
     with nogil:
-        while receive_whole(fd, &inbox[read_at], request_nbytes, for_ever, True):
-            send_whole(fd, &outbox[write_at], reply_nbytes, for_ever)
+        while receive_whole(fd, inner + read_at, request_nbytes, for_ever, True):
+            send_whole(fd, outer + write_at, reply_nbytes, for_ever)
             read_at = next_place(read_at, request_nbytes, inbox.shape[0])
             write_at = next_place(write_at, reply_nbytes, outbox.shape[0])
             count += 1

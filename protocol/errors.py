@@ -29,6 +29,7 @@ __all__ = [
     "SlabNotFound",
     "StaleSlab",
     "TransportUnavailable",
+    "UnsuitableBuffer",
     "from_wire",
 ]
 
@@ -64,6 +65,10 @@ def _rebuild(kind: type[FarpoolError], message: str, details: dict[str, Any]) ->
 
 class InvalidArgument(FarpoolError, ValueError):
     """A size, name, offset or address that can never be right, whatever the state of the pool."""
+
+
+class UnsuitableBuffer(FarpoolError, TypeError):
+    """The object has no bytes to read from, or none that may be written to."""
 
 
 class PoolFull(FarpoolError, MemoryError):

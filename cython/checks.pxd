@@ -1,0 +1,21 @@
+from libc.stdint cimport uint64_t
+
+cdef enum:
+    LARGE_COPY = 32768      # bytes from which a copy lets go of the GIL: about 2 us of work
+
+cdef int get_source(object buffer, Py_buffer *view) except -1
+cdef int get_target(object buffer, Py_buffer *view) except -1
+cdef Py_ssize_t as_offset(object offset) except? -1
+cdef uint64_t as_word(object value) except? 0
+cdef uint64_t as_addend(object value) except? 0
+cdef int raise_out_of_bounds(Py_ssize_t offset, Py_ssize_t nbytes, Py_ssize_t limit, str label) except -1
+cdef int raise_misaligned(Py_ssize_t offset, str label) except -1
+cdef int raise_read_only(str label) except -1
+cdef int raise_stale(str label) except -1
+cdef int raise_closed(str label) except -1
+cdef int raise_forked() except -1
+
+
+cdef inline bint outside(Py_ssize_t offset, Py_ssize_t nbytes, Py_ssize_t limit) noexcept nogil:
+    """Whether [offset, offset + nbytes) leaves [0, limit); no sum can overflow."""
+    return offset < 0 or nbytes < 0 or nbytes > limit or offset > limit - nbytes

@@ -1,0 +1,1 @@
+"""Nothing here for Python: ``checks.pxd`` declares what other native modules cimport."""

@@ -1,0 +1,255 @@
+"""A slab in memory that this process maps: the client's own loads and stores are the transport.
+
+The generation word is read before and after each access, so that bytes of a freed slab are never presented as good.
+The GIL is released around copies of ``LARGE_COPY`` bytes and more, and nowhere else.
+"""
+
+from cpython.buffer cimport PyBuffer_FillInfo, PyBuffer_Release
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.memoryview cimport PyMemoryView_FromObject
+from libc.stdlib cimport free, malloc
+from libc.string cimport memmove
+
+from farpool.native.checks cimport (
+    LARGE_COPY,
+    as_addend,
+    as_offset,
+    as_word,
+    get_source,
+    get_target,
+    outside,
+    raise_closed,
+    raise_forked,
+    raise_misaligned,
+    raise_out_of_bounds,
+    raise_read_only,
+    raise_stale,
+)
+from farpool.native.fork cimport forks
+from farpool.native.libatomics cimport (
+    acquire_fence,
+    add_count,
+    compare_swap_word,
+    fetch_add_word,
+    load_count,
+    load_word,
+    store_word,
+)
+from farpool.native.libmman cimport usleep
+
+from farpool.protocol.errors import InvalidArgument, RegionInUse
+
+
+cdef class CxlRegion:
+    """One attached slab, reached by loads and stores; see ``farpool.transports.contract.Region``.
+
+    ``mapping`` holds the slab, and is closed with the region; word *slot* of ``generations`` must hold
+    *generation* for an access to be good. ``on_close()`` is called once the memory is let go. Thread-safe.
+    ``timeout`` is accepted and not needed: a copy waits for nobody.
+    """
+
+    def __init__(self, Mapping mapping not None, Py_ssize_t nbytes, Mapping generations not None, Py_ssize_t slot,
+                 uint64_t generation, bint writable, str label not None, on_close):
+        if nbytes < 0 or nbytes > <Py_ssize_t> mapping.nbytes:
+            raise InvalidArgument(f"the mapping has {mapping.nbytes} bytes, the slab {nbytes}")
+        if writable and not mapping.writable:
+            raise InvalidArgument("a writable region needs a writable mapping")
+        self.generation_word = generations.word(slot * 8)
+        self.mapping = mapping
+        self.generations = generations
+        self.base = mapping.base
+        self.nbytes = nbytes
+        self.generation = generation
+        self.writable = writable
+        self.label = label
+        self.on_close = on_close
+        self.born = forks
+
+    cdef inline int check(self, Py_ssize_t offset, Py_ssize_t nbytes) except -1:
+        if self.base == NULL:
+            return raise_closed(self.label)
+        if self.born != forks:
+            return raise_forked()
+        if outside(offset, nbytes, self.nbytes):
+            return raise_out_of_bounds(offset, nbytes, self.nbytes, self.label)
+        return self.check_generation()
+
+    cdef inline int check_generation(self) except -1:
+        acquire_fence()     # what was read before stays before
+        if load_word(self.generation_word) != self.generation:
+            return raise_stale(self.label)
+        return 0
+
+    cdef int copy(self, uint8_t *target, const uint8_t *source, Py_ssize_t nbytes) except -1:
+        if nbytes < LARGE_COPY:
+            memmove(target, source, nbytes)
+            return 0
+        self.busy += 1
+        with nogil:
+            memmove(target, source, nbytes)
+        self.busy -= 1
+        return 0
+
+    def read_into(self, buffer, offset=0, timeout=None):
+        """Fill *buffer* from the slab and return the bytes read."""
+        cdef Py_ssize_t start = as_offset(offset)
+        cdef Py_buffer view
+        get_target(buffer, &view)
+        try:
+            self.check(start, view.len)
+            self.copy(<uint8_t *> view.buf, self.base + start, view.len)
+            self.check_generation()
+            return view.len
+        finally:
+            PyBuffer_Release(&view)
+
+    def read(self, nbytes, offset=0, timeout=None):
+        """Return new bytes from the slab."""
+        cdef Py_ssize_t start = as_offset(offset), length = as_offset(nbytes)
+        cdef bytes result
+        self.check(start, length)
+        result = PyBytes_FromStringAndSize(NULL, length)
+        self.copy(<uint8_t *> PyBytes_AS_STRING(result), self.base + start, length)
+        self.check_generation()
+        return result
+
+    def write(self, buffer, offset=0, timeout=None):
+        """Copy *buffer* into the slab and return the bytes written."""
+        cdef Py_ssize_t start = as_offset(offset)
+        cdef Py_buffer view
+        get_source(buffer, &view)
+        try:
+            self.check(start, view.len)
+            if not self.writable:
+                raise_read_only(self.label)
+            self.copy(self.base + start, <uint8_t *> view.buf, view.len)
+            self.check_generation()
+            return view.len
+        finally:
+            PyBuffer_Release(&view)
+
+    def readv(self, parts, timeout=None):
+        """Fill many buffers in one batch; every range is checked before a byte moves. Return the bytes read."""
+        return self.move(list(parts), False)
+
+    def writev(self, parts, timeout=None):
+        """Write many buffers in one batch; every range is checked before a byte moves. Return the bytes written."""
+        return self.move(list(parts), True)
+
+    cdef object move(self, object parts, bint writes):
+        cdef Py_ssize_t count = len(parts), held = 0, i, total = 0
+        cdef Py_buffer *views = <Py_buffer *> malloc((count or 1) * sizeof(Py_buffer))
+        cdef Py_ssize_t *starts = <Py_ssize_t *> malloc((count or 1) * sizeof(Py_ssize_t))
+        try:
+            if views == NULL or starts == NULL:
+                raise MemoryError
+            self.check(0, 0)
+            if writes and not self.writable:
+                raise_read_only(self.label)
+            for offset, buffer in parts:
+                starts[held] = as_offset(offset)
+                if writes:
+                    get_source(buffer, &views[held])
+                else:
+                    get_target(buffer, &views[held])
+                held += 1
+                self.check(starts[held - 1], views[held - 1].len)
+            self.check(0, 0)        # getting a buffer may run Python code, which may have closed us
+            self.busy += 1          # and so may other threads while a large part is copied
+            for i in range(count):
+                if writes:
+                    self.copy(self.base + starts[i], <uint8_t *> views[i].buf, views[i].len)
+                else:
+                    self.copy(<uint8_t *> views[i].buf, self.base + starts[i], views[i].len)
+                total += views[i].len
+            self.busy -= 1
+            self.check_generation()
+            return total
+        finally:
+            for i in range(held):
+                PyBuffer_Release(&views[i])
+            free(views)
+            free(starts)
+
+    cdef uint64_t *word(self, object offset, bint writes) except NULL:
+        cdef Py_ssize_t start = as_offset(offset)
+        self.check(start, 8)
+        if start & 7:
+            raise_misaligned(start, self.label)
+        if writes and not self.writable:
+            raise_read_only(self.label)
+        return <uint64_t *> (self.base + start)
+
+    def load(self, offset, timeout=None):
+        """Return the aligned unsigned 8-byte little-endian word at *offset*."""
+        cdef uint64_t value = load_word(self.word(offset, False))
+        self.check_generation()
+        return value
+
+    def store(self, offset, value, timeout=None):
+        """Set the aligned word at *offset*; other readers see the old or the new value, never a mix."""
+        cdef uint64_t new = as_word(value)
+        store_word(self.word(offset, True), new)
+        self.check_generation()
+
+    def fetch_add(self, offset, value, timeout=None):
+        """Add *value* (modulo 2**64) to the aligned word at *offset* atomically; return the old value."""
+        cdef uint64_t addend = as_addend(value)
+        cdef uint64_t old = fetch_add_word(self.word(offset, True), addend)
+        self.check_generation()
+        return old
+
+    def compare_swap(self, offset, expected, new, timeout=None):
+        """Set the aligned word at *offset* to *new* if it is *expected*, atomically; return the old value."""
+        cdef uint64_t before = as_word(expected), after = as_word(new)
+        cdef uint64_t old = compare_swap_word(self.word(offset, True), before, after)
+        self.check_generation()
+        return old
+
+    def flush(self, offset=0, nbytes=None):
+        """Do nothing: this memory is coherent between the processes of one host."""
+        self.check_span(offset, nbytes)
+
+    def invalidate(self, offset=0, nbytes=None):
+        """Do nothing: this memory is coherent between the processes of one host."""
+        self.check_span(offset, nbytes)
+
+    cdef tuple check_span(self, object offset, object nbytes):
+        cdef Py_ssize_t start = as_offset(offset)
+        cdef Py_ssize_t length = self.nbytes - start if nbytes is None else as_offset(nbytes)
+        self.check(start, length)
+        return start, length
+
+    def view(self, offset=0, nbytes=None):
+        """Return the slab's own memory, read-only on a read-only grant.
+
+        The view keeps the mapping alive. Nothing checks the generation behind it: after the slab was freed it shows
+        memory that belongs to nobody any more.
+        """
+        start, length = self.check_span(offset, nbytes)
+        return PyMemoryView_FromObject(self)[start:start + length]
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        self.check(0, 0)
+        PyBuffer_FillInfo(view, self, self.base, self.nbytes, not self.writable, flags)
+        add_count(&self.views, 1)
+
+    def __releasebuffer__(self, Py_buffer *view):
+        add_count(&self.views, -1)
+
+    def close(self):
+        """Unmap the slab. A second call does nothing; ``RegionInUse`` while arrays or memoryviews of it live."""
+        if self.base == NULL:
+            return
+        if load_count(&self.views):
+            raise RegionInUse(
+                f"slab {self.label} is still used by {load_count(&self.views)} arrays or memoryviews; delete them before it is let go",
+                views=load_count(&self.views),
+            )
+        self.base = NULL
+        while self.busy:    # a copy of another thread ends by itself
+            with nogil:
+                usleep(20)
+        self.mapping.close()
+        if self.on_close is not None and self.born == forks:
+            self.on_close()
