@@ -23,9 +23,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 NATIVE = ROOT / "cython"
 SHARED_MEMORY = Path("/dev/shm")
-CIMPORT = re.compile(
-    r"^\s*(?:from\s+farpool\.native\.(\w+)\s+cimport|cimport\s+farpool\.native\.(\w+))", re.MULTILINE
-)
+CIMPORT = re.compile(r"^\s*(?:from|cimport)\s+farpool\.native\.(\w+)", re.MULTILINE)
 ENDS_WITHIN = 5.0
 """Seconds that a process or a file of ours has to go away after the test that made it."""
 
@@ -36,7 +34,7 @@ LEFT = pytest.StashKey[list[str]]()
 T = TypeVar("T")
 
 
-# The build ------------------------------------------------------------------------------------------------------
+# The build ------------------------------------------------------------------------------------------
 
 
 def sources_of(module: Path) -> set[Path]:
@@ -48,8 +46,7 @@ def sources_of(module: Path) -> set[Path]:
         if path in found or not path.is_file():
             continue
         found.add(path)
-        names = {one or other for one, other in CIMPORT.findall(path.read_text())}
-        waiting += [NATIVE / f"{name}.pxd" for name in names]
+        waiting += [NATIVE / f"{name}.pxd" for name in CIMPORT.findall(path.read_text())]
     return found
 
 
@@ -80,8 +77,8 @@ def pytest_configure(config: pytest.Config) -> None:
         pytest.exit(
             f"native modules are older than their sources: {', '.join(stale)}. Run: make build", returncode=3
         )
-    # The temporary files of pytest itself stay where they are; ours go to a folder of the run, that of an xdist worker
-    # inside that of the process that started it. Short names: a Unix socket's path has 107 bytes at most.
+    # pytest's own temporary files stay where they are; ours go to a folder of the run, that of an xdist
+    # worker inside that of the process that started it. Short names: a Unix socket's path has 107 bytes at most.
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
     folder = Path(tempfile.mkdtemp(prefix="t-", dir=os.environ.get("FARPOOL_TEST_RUN", "/tmp")))
     folder.chmod(0o711)
@@ -102,7 +99,7 @@ def pytest_report_header() -> str:
     return f"farpool: transports {', '.join(transport_names()) or 'none installed'}; native {modules}"
 
 
-# Nothing is left behind -----------------------------------------------------------------------------------------
+# Nothing is left behind -----------------------------------------------------------------------------
 
 
 def is_served(arena: Path) -> bool:
@@ -120,7 +117,7 @@ def abandoned_arenas() -> set[str]:
 
 
 def children() -> set[int]:
-    """Return this process's children, the ended ones too that nobody has waited for; but not Python's resource tracker."""
+    """Return this process's children, also those ended and not waited for; not Python's resource tracker."""
     found: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
         try:
@@ -163,9 +160,9 @@ def no_leak() -> Iterator[None]:
 
     def descriptors() -> set[str]:
         found: set[str] = set()
-        for entry in os.listdir("/proc/self/fd"):
+        for entry in Path("/proc/self/fd").iterdir():
             try:
-                found.add(f"{entry} {os.readlink(f'/proc/self/fd/{entry}')}")
+                found.add(f"{entry.name} {entry.readlink()}")
             except FileNotFoundError:
                 continue  # the descriptor of this listing itself
         return found

@@ -1,4 +1,4 @@
-"""Who may import whom, over ``.py``, ``.pyi``, ``.pyx`` and ``.pxd``: import-linter does not see the Cython files."""
+"""Who may import whom, in ``.py``, ``.pyi``, ``.pyx`` and ``.pxd``: import-linter sees no Cython."""
 
 from __future__ import annotations
 
@@ -26,21 +26,19 @@ ALLOWED = {
 FOLDERS = {layer: ROOT / layer for layer in ALLOWED} | {"native": ROOT / "cython"}
 SUFFIXES = {".py", ".pyi", ".pyx", ".pxd"}
 CYTHON_IMPORT = re.compile(
-    r"^[ \t]*(?:from[ \t]+(?P<package>[\w.]+)[ \t]+c?import[ \t]+(?P<names>\([^)]*\)|[^\n#]+)|c?import[ \t]+(?P<modules>[^\n#]+))",
+    r"^[ \t]*(?:from[ \t]+(?P<package>[\w.]+)[ \t]+c?import[ \t]+(?P<names>\([^)]*\)|[^\n#]+)"
+    r"|c?import[ \t]+(?P<modules>[^\n#]+))",
     re.MULTILINE,
 )
 
 
 def modules_named(package: str, names: list[str]) -> Iterator[str]:
-    """Yield what ``from package import names`` imports: a name of ``farpool`` itself may be one of its modules."""
+    """Yield what ``from package import names`` imports: a name may be a module."""
+    folder = ROOT / "src" / package.replace(".", "/")
     for name in names:
         is_layer = package == "farpool" and (name in ALLOWED or name == "aio")
         is_module = package.startswith("farpool.") and (
-            (ROOT / "src" / package.replace(".", "/") / name).is_dir()
-            or any(
-                (ROOT / "src" / package.replace(".", "/") / f"{name}{suffix}").is_file()
-                for suffix in SUFFIXES
-            )
+            (folder / name).is_dir() or any((folder / f"{name}{suffix}").is_file() for suffix in SUFFIXES)
         )
         yield f"{package}.{name}" if is_layer or is_module else package
 
@@ -92,7 +90,7 @@ def test_layer_imports_only_what_lies_below_it(layer: str) -> None:
 
 @pytest.mark.parametrize("layer", ALLOWED)
 def test_no_bare_import_of_a_folder(layer: str) -> None:
-    """``import server`` would make a second copy of ``farpool.server``, and ``import cython`` would find our folder."""
+    """``import server`` makes a second copy of ``farpool.server``; ``import cython`` finds our folder."""
     bare = {*ALLOWED, "cython"} - {"native", "examples"}
     found = {
         f"{path.relative_to(ROOT)} imports {module}"
