@@ -1,0 +1,293 @@
+"""What a session has attached, and how each slab is let go: what a slab and its awaitable twin share.
+
+A slab may be attached several times over. The server counts it once a session, so that ``Detach`` is sent
+when the last attachment goes, and not while an ``open`` that may find the same slab is out.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from time import monotonic
+from typing import Any
+
+from farpool.client.session import Session
+from farpool.protocol.errors import FarpoolError, InvalidArgument, RegionInUse
+from farpool.protocol.messages import Allocate, Attach, Attached, Detach, Done, Free, Open, Reply, SlabInfo
+from farpool.transports.contract import ClientTransport, Mode, Region, Ticket
+
+__all__ = ["Attachment", "Attachments", "parse_mode"]
+
+Key = tuple[int, int]
+"""Id and generation of a slab."""
+
+
+def parse_mode(mode: object) -> Mode:
+    """Return *mode*; raises ``InvalidArgument`` unless it is ``"r"`` or ``"rw"``."""
+    if mode == "r":
+        return "r"
+    if mode == "rw":
+        return "rw"
+    raise InvalidArgument(f'mode must be "r" or "rw", not {mode!r}')
+
+
+class Attachment:
+    """One attached slab. Thread-safe. Dropping it without ``close`` lets go as well."""
+
+    __slots__ = ("__weakref__", "_gone", "_owner", "info", "mode", "region", "serial", "ticket")
+
+    def __init__(
+        self, owner: Attachments, info: SlabInfo, mode: Mode, ticket: Ticket, region: Region
+    ) -> None:
+        self._owner = owner
+        self._gone = False
+        self.info = info
+        self.mode: Mode = mode
+        self.ticket = ticket
+        self.region = region
+        self.serial = next(owner.serials)
+
+    @property
+    def key(self) -> Key:
+        """Id and generation."""
+        return self.info.id, self.info.generation
+
+    @property
+    def transport(self) -> str:
+        """Name of the transport it is attached over."""
+        return self._owner.transport
+
+    def close(self) -> None:
+        """Let go of the slab, which lives on; ``RegionInUse`` while views live. Idempotent."""
+        if self.let_go():
+            self._owner.session.flush()
+
+    def let_go(self) -> bool:
+        """Close the region and queue what the server must know; return False if that was done before."""
+        self.region.close()
+        if self._gone or self._owner.session.forked:
+            return False
+        self._gone = True
+        self._owner.release(self.key, self.serial)
+        return True
+
+    def free(self, deadline: float) -> None:
+        """End the slab; every attachment that this session has of it goes stale.
+
+        Raises:
+            RegionInUse: views of this attachment are alive; nothing was freed.
+        """
+        self._owner.free(self, deadline)
+
+    def abandon(self) -> None:
+        """Free a slab that its caller will never see: queued, not waited for."""
+        self.let_go()
+        self._owner.session.part(_free_request(self.key))
+        self._owner.session.flush()
+
+    def __del__(self) -> None:
+        # No lock may be taken here: the collector runs in any thread, with any lock held.
+        if not getattr(self, "_gone", True) and not self._owner.session.forked:
+            try:
+                self.region.close()
+            except FarpoolError:
+                return  # an array made from it lives on, and so does the mapping
+            self._owner.dropped.append((self.key, self.serial))
+
+
+class Attachments:
+    """All that a session has attached over its transport. Thread-safe."""
+
+    def __init__(self, session: Session, transport: str, client: ClientTransport, timeout: float) -> None:
+        self.session = session
+        self.transport = transport
+        self.dropped: deque[tuple[Key, int]] = deque()
+        """Attachments that the collector took; dealt with before the next request."""
+        self.serials = count()
+        self._client = client
+        self._timeout = timeout
+        self._options = dict(session.address.options)
+        self._lock = threading.RLock()
+        self._held: dict[Key, dict[int, weakref.ref[Attachment]]] = {}  # by slab, then by serial number
+        self._detaches = 0
+        session.on_event = self._event
+
+    # Attaching ----------------------------------------------------------------------------------------------
+
+    def allocate(self, request: Allocate, deadline: float) -> Attachment:
+        """Make a slab and attach it; if that cannot be, the slab is freed."""
+        self.sweep()
+        reply: Attached | None = None
+        try:
+            reply = self.session.call(request, Attached, deadline, self._free_late)
+            return self.adopt(reply, "rw")
+        except BaseException:
+            if reply is not None:
+                self._free_late(reply)
+                self.session.flush()
+            raise
+
+    def allocate_many(self, requests: Sequence[Allocate], deadline: float) -> list[Attachment]:
+        """Make many slabs with pipelined requests; if one cannot be made, none is kept."""
+        self.sweep()
+        replies = self.session.call_many(requests, Attached, deadline, self._free_late)
+        made = [reply for reply in replies if isinstance(reply, Attached)]
+        errors = [reply for reply in replies if isinstance(reply, FarpoolError)]
+        try:
+            if errors:
+                raise errors[0]
+            return [self.adopt(reply, "rw") for reply in made]
+        except BaseException:
+            for reply in made:
+                self._free_late(reply)
+            self.session.flush()
+            raise
+
+    def open(self, request: Open, mode: Mode, deadline: float) -> Attachment:
+        """Find a slab and attach it."""
+        self.sweep()
+        detaches = self._detaches
+        reply: Attached | None = None
+        try:
+            reply = self.session.call(request, Attached, deadline, self._detach_late)
+            attachment = self.adopt(reply, mode)
+        except BaseException:
+            if reply is not None:
+                self._detach_late(reply)
+                self.session.flush()
+            raise
+        if detaches != self._detaches:  # of this very slab, perhaps, and after it was granted: ask again
+            self._renew(attachment.key, mode, deadline - monotonic())
+        return attachment
+
+    def adopt(self, reply: Attached, mode: Mode) -> Attachment:
+        """Make the region of a slab that the server has attached."""
+        info = reply.slab
+        key = info.id, info.generation
+        ticket = Ticket(
+            nbytes=info.nbytes,
+            slab_id=info.id,
+            generation=info.generation,
+            writable=mode == "rw",
+            params=reply.params,
+            renew=partial(self._renew, key, mode),
+            timeout=self._timeout,
+            label=info.name or f"#{info.id}",
+            options=self._options,
+        )
+        attachment = Attachment(self, info, mode, ticket, self._client.attach(ticket))
+        with self._lock:
+            self._held.setdefault(key, {})[attachment.serial] = weakref.ref(attachment)
+        return attachment
+
+    def _renew(self, key: Key, mode: Mode, timeout: float) -> Mapping[str, Any]:
+        request = Attach(id=key[0], generation=key[1], mode=self._widest(key, mode), transport=self.transport)
+        return self.session.call(request, Attached, monotonic() + max(timeout, 0.0)).params
+
+    def _widest(self, key: Key, mode: Mode) -> Mode:
+        """Return what the session's grant must allow: the server knows one grant a session."""
+        return "rw" if any(held.mode == "rw" for held in self._attachments(key)) else mode
+
+    def _free_late(self, reply: Reply) -> None:
+        """Free a slab whose allocation nobody waits for any more."""
+        assert isinstance(reply, Attached)
+        key = reply.slab.id, reply.slab.generation
+        self._part_detach(key)
+        self.session.part(_free_request(key))
+
+    def _detach_late(self, reply: Reply) -> None:
+        """Take back an attach that nobody waits for any more."""
+        assert isinstance(reply, Attached)
+        key = reply.slab.id, reply.slab.generation
+        with self._lock:
+            if key not in self._held:
+                self._part_detach(key)
+
+    # Letting go ---------------------------------------------------------------------------------------------
+
+    def release(self, key: Key, serial: int) -> None:
+        """Forget an attachment whose region is closed; queue the Detach if it was the last."""
+        with self._lock:
+            held = self._held.get(key)
+            if held is None or held.pop(serial, None) is None:
+                return
+            if not held:
+                del self._held[key]
+                self._part_detach(key)
+
+    def _part_detach(self, key: Key) -> None:
+        self._detaches += 1
+        self.session.part(Detach(id=key[0], generation=key[1], transport=self.transport))
+
+    def free(self, attachment: Attachment, deadline: float) -> None:
+        """Free the slab of *attachment*, and close what else this session has attached of it."""
+        self.session.check()
+        attachment.let_go()
+        self.sweep()
+        self.session.call(_free_request(attachment.key), Done, deadline)
+        self.revoke(attachment.key)
+
+    def free_many(self, attachments: Sequence[Attachment], deadline: float) -> None:
+        """Free many slabs with pipelined requests; the first error is raised once all were tried."""
+        self.session.check()
+        self.sweep()
+        errors: list[FarpoolError] = []
+        keys: list[Key] = []
+        for attachment in attachments:
+            try:
+                attachment.let_go()
+                keys.append(attachment.key)
+            except RegionInUse as error:
+                errors.append(error)
+        replies = self.session.call_many([_free_request(key) for key in keys], Done, deadline)
+        for key in keys:
+            self.revoke(key)
+        errors += [reply for reply in replies if isinstance(reply, FarpoolError)]
+        if errors:
+            raise errors[0]
+
+    def revoke(self, key: Key) -> None:
+        """Close every attachment of a slab that is gone: its operations raise ``StaleSlab`` from now on."""
+        for attachment in self._attachments(key):
+            with suppress(RegionInUse):  # arrays of it live on; the pages are given back when they go
+                attachment.close()
+
+    def sweep(self) -> None:
+        """Deal with what the collector took."""
+        while self.dropped:
+            try:
+                key, serial = self.dropped.popleft()
+            except IndexError:
+                return  # another thread was quicker
+            self.release(key, serial)
+
+    def close(self) -> None:
+        """Close every region and the transport's client half; live views keep their memory. Idempotent."""
+        with self._lock:
+            keys = list(self._held)
+        for attachment in [attachment for key in keys for attachment in self._attachments(key)]:
+            with suppress(RegionInUse):  # its arrays go on with the memory that they have
+                attachment.region.close()
+        self._client.close()
+
+    def _attachments(self, key: Key) -> list[Attachment]:
+        with self._lock:
+            held = self._held.get(key)
+            found = [reference() for reference in held.values()] if held is not None else []
+        return [attachment for attachment in found if attachment is not None]
+
+    def _event(self, kind: str, fields: dict[str, Any]) -> None:
+        match kind, fields:
+            case (("revoked" | "expired"), {"id": int(slab_id), "generation": int(generation)}):
+                self.revoke((slab_id, generation))
+            case _:
+                pass  # draining needs no act of ours; a newer server may send other events
+
+
+def _free_request(key: Key) -> Free:
+    return Free(id=key[0], generation=key[1])

@@ -1,0 +1,263 @@
+"""A pool as an application holds it: connect, allocate, open, look, close."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Self
+
+from farpool.client.attachment import Attachment, Attachments, parse_mode
+from farpool.client.deadlines import deadline_after, parse_timeout
+from farpool.client.dialing import find_address
+from farpool.client.session import GOODBYE_SECONDS, Session
+from farpool.client.slab import Slab
+from farpool.client.transports import AUTO, Selection, TransportReport, select_transport
+from farpool.protocol.errors import InvalidArgument
+from farpool.protocol.messages import Allocate, Listing, Open, ServerStat, SlabInfo, SlabList, Stat
+from farpool.protocol.units import MAX_SLAB_BYTES, Lease, parse_lease, parse_size, validate_name
+
+__all__ = ["DEFAULT_TIMEOUT", "Pool", "PoolHandle", "connect", "open_session"]
+
+DEFAULT_TIMEOUT = 10.0
+"""Seconds that a call may take, unless ``connect`` or the call says otherwise."""
+
+
+class PoolHandle:
+    """What a pool and its awaitable twin have in common: the facts, and the requests as blocking calls."""
+
+    _label = "farpool.Pool"
+
+    def __init__(self, session: Session, selection: Selection, timeout: float) -> None:
+        self._session = session
+        self._selection = selection
+        self._timeout = timeout
+        self._attachments = Attachments(session, selection.name, selection.client, timeout)
+
+    @property
+    def url(self) -> str:
+        """Address of the server."""
+        return str(self._session.address)
+
+    @property
+    def transport(self) -> str:
+        """Name of the transport that slabs are attached over."""
+        return self._selection.name
+
+    @property
+    def transport_report(self) -> Sequence[TransportReport]:
+        """For each transport that the server offers: its name, whether it was chosen, and if not, why."""
+        return self._selection.report
+
+    @property
+    def timeout(self) -> float:
+        """Default timeout of a call in seconds."""
+        return self._timeout
+
+    @property
+    def session_id(self) -> int:
+        """Number of the session on the server; changes only if the session ended and a new one was opened."""
+        return self._session.welcome.session
+
+    @property
+    def tenant(self) -> str:
+        """Whom the pool's slabs are charged to."""
+        return self._session.welcome.tenant
+
+    @property
+    def epoch(self) -> int:
+        """Count of the server's starts, as of the last connection."""
+        return self._session.welcome.epoch
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._session.closed
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "open"
+        return f"<{self._label} {self.url} over {self.transport}, {state}>"
+
+    def _allocate(
+        self, nbytes: int | str, name: str | None, lease: Lease, timeout: float | None
+    ) -> Attachment:
+        request = Allocate(
+            nbytes=parse_size(nbytes),
+            name=None if name is None else validate_name(name),
+            lease=parse_lease(lease),
+            transport=self.transport,
+        )
+        return self._attachments.allocate(request, self._deadline(timeout))
+
+    def _open(self, slab: str | int, mode: str, timeout: float | None) -> Attachment:
+        wanted = parse_mode(mode)
+        if isinstance(slab, str):
+            request = Open(name=validate_name(slab), mode=wanted, transport=self.transport)
+        elif isinstance(slab, bool) or not isinstance(slab, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidArgument(f"open takes a slab's name or id, not {slab!r}")
+        elif not 0 < slab < MAX_SLAB_BYTES:
+            raise InvalidArgument(f"a slab's id is a number over 0, not {slab}")
+        else:
+            request = Open(id=slab, mode=wanted, transport=self.transport)
+        return self._attachments.open(request, wanted, self._deadline(timeout))
+
+    def _allocate_many(
+        self, sizes: Iterable[int | str], lease: Lease, timeout: float | None
+    ) -> list[Attachment]:
+        parsed = parse_lease(lease)
+        requests = [
+            Allocate(nbytes=parse_size(nbytes), lease=parsed, transport=self.transport) for nbytes in sizes
+        ]
+        return self._attachments.allocate_many(requests, self._deadline(timeout))
+
+    def _free_many(self, attachments: Sequence[Attachment], timeout: float | None) -> None:
+        self._attachments.free_many(attachments, self._deadline(timeout))
+
+    def _deadline(self, timeout: float | None) -> float:
+        return deadline_after(timeout, self._timeout)
+
+    def _stat(self, timeout: float | None) -> ServerStat:
+        return self._session.call(Stat(), ServerStat, self._deadline(timeout))
+
+    def _slabs(self, timeout: float | None) -> list[SlabInfo]:
+        deadline = self._deadline(timeout)
+        found: list[SlabInfo] = []
+        more = True
+        while more:
+            request = Listing(after=found[-1].id if found else 0)
+            page = self._session.call(request, SlabList, deadline)
+            found += page.slabs
+            more = page.more and bool(page.slabs)
+        return found
+
+    def _end(self, patience: float = GOODBYE_SECONDS) -> None:
+        """Close all that is open, and wait at most *patience* seconds for the server's answer."""
+        if not self._session.closed:
+            if not self._session.forked:
+                self._attachments.close()
+            self._session.close(patience)
+
+
+class Pool(PoolHandle):
+    """One session with one pool server; :func:`farpool.connect` makes it. Thread-safe.
+
+    Every call takes ``timeout`` in seconds. A server that restarts is reached again within it, and the
+    session goes on. ``close`` ends the session, which frees its session slabs; so does the end of a ``with``
+    block. A forked child gets ``ForkedSession`` from every call and connects for itself.
+    """
+
+    # Slabs --------------------------------------------------------------------------------------------------
+
+    def allocate(
+        self,
+        nbytes: int | str,
+        *,
+        name: str | None = None,
+        lease: Lease = "session",
+        timeout: float | None = None,
+    ) -> Slab:
+        """Make a slab of zeroed memory, and attach it for reading and writing.
+
+        *nbytes* is bytes, or a string such as ``"64MiB"``. *lease* is ``"session"`` (it ends with this
+        session), ``"persistent"``, or the seconds that it lives without this session.
+
+        Raises:
+            PoolFull: no room; the message has the bytes asked, free and in all.
+            NameTaken: another slab has the name.
+            InvalidArgument: a size, name or lease that cannot be.
+            ServerLost: the server went away meanwhile; whether a slab was made is unknown.
+        """
+        return Slab(self, self._allocate(nbytes, name, lease, timeout))
+
+    def open(self, slab: str | int, *, mode: str = "rw", timeout: float | None = None) -> Slab:
+        """Attach a slab that exists, by name or id; *mode* ``"r"`` allows reading only.
+
+        Raises:
+            SlabNotFound: there is none of that name or id.
+        """
+        return Slab(self, self._open(slab, mode, timeout))
+
+    def allocate_many(
+        self, sizes: Iterable[int | str], *, lease: Lease = "session", timeout: float | None = None
+    ) -> list[Slab]:
+        """Make many slabs without names; the requests are pipelined. If one cannot be made, none is kept."""
+        return [Slab(self, attachment) for attachment in self._allocate_many(sizes, lease, timeout)]
+
+    def free_many(self, slabs: Iterable[Slab], *, timeout: float | None = None) -> None:
+        """Free many slabs; the requests are pipelined. All are tried; then the first error is raised."""
+        self._free_many([slab.attachment for slab in slabs], timeout)
+
+    # Looking ------------------------------------------------------------------------------------------------
+
+    def stat(self, *, timeout: float | None = None) -> ServerStat:
+        """Return the pool's numbers: bytes, slabs, sessions, transports."""
+        return self._stat(timeout)
+
+    def slabs(self, *, timeout: float | None = None) -> list[SlabInfo]:
+        """Return what is known of every slab that this tenant may see, in the order of their ids."""
+        return self._slabs(timeout)
+
+    # The end ------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the session: session slabs are freed, and handles go stale. Idempotent; never raises.
+
+        Waits at most 1 s for the server's answer. Arrays that are alive keep their memory.
+        """
+        self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        session: Session | None = getattr(self, "_session", None)
+        if session is None or session.closed or session.forked:
+            return
+        try:
+            warnings.warn(
+                f"{self!r} was never closed; use a with block", ResourceWarning, source=self, stacklevel=2
+            )
+        finally:
+            self._end(patience=0.0)
+
+
+def connect(
+    url: str | None = None,
+    *,
+    transport: str = AUTO,
+    timeout: float = DEFAULT_TIMEOUT,
+    tenant: str | None = None,
+) -> Pool:
+    """Open a session with a pool server, and choose how its memory is reached.
+
+    *url* is ``farpool://HOST:PORT`` or ``unix:///PATH``; without one ``FARPOOL_URL`` is taken, else the
+    default Unix socket if there is one, else 127.0.0.1:7700. *transport* is a name, or ``"auto"`` for the
+    fastest that works from here; ``Pool.transport_report`` says why others were passed over. *timeout* is the
+    default of every call, in seconds.
+
+    Raises:
+        InvalidArgument: an address or transport that cannot be.
+        ServerLost: no server answers there.
+        DeadlineExceeded: something accepts connections there, and says nothing.
+        TransportUnavailable: the transport cannot be used from here; another one is never taken silently.
+    """
+    return Pool(*open_session(url, transport, timeout, tenant))
+
+
+def open_session(
+    url: str | None, transport: str, timeout: float, tenant: str | None
+) -> tuple[Session, Selection, float]:
+    """Open a session and choose its transport: what a pool and its awaitable twin are made of."""
+    session = Session(find_address(url), tenant)
+    default = parse_timeout(timeout)
+    try:
+        session.open(deadline_after(None, default))
+        return session, select_transport(session.welcome.offers, transport), default
+    except BaseException:
+        session.close()
+        raise

@@ -1,0 +1,356 @@
+"""A session with one server: it outlives its connections, and says Goodbye at its end.
+
+Before each request the connection is looked at; one that has ended is replaced, and the session resumed with
+its secret. A request that was out when the connection broke is sent again if doing it twice does no harm.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final, TypeVar
+
+from farpool.client.connection import Call, Connection, Late
+from farpool.client.deadlines import seconds_left
+from farpool.client.dialing import dial
+from farpool.native.control_channel import ControlChannel
+from farpool.native.fork import fork_count
+from farpool.protocol.addresses import Address
+from farpool.protocol.errors import (
+    AuthenticationFailed,
+    FarpoolError,
+    ForkedSession,
+    InvalidArgument,
+    ProtocolError,
+    ServerLost,
+    SlabNotFound,
+    StaleSlab,
+)
+from farpool.protocol.framing import MAX_FRAME_BYTES
+from farpool.protocol.messages import (
+    PROTOCOL_VERSION,
+    Allocate,
+    Done,
+    Free,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Reply,
+    Request,
+    ResumeKey,
+    Welcome,
+    encode_request,
+)
+
+__all__ = ["GOODBYE_SECONDS", "Backoff", "Session"]
+
+R = TypeVar("R", bound=Reply)
+
+FIRST_PAUSE: Final = 0.010
+LONGEST_PAUSE: Final = 0.250
+"""Seconds between attempts to reach a server that is gone; each pause is twice the one before."""
+
+GOODBYE_SECONDS: Final = 1.0
+"""How long the end of a session waits for the server to confirm it."""
+
+WINDOW: Final = 128
+"""Requests of one batch that are out at once: their replies are far less than the server buffers for us."""
+
+
+@dataclass(slots=True)
+class Backoff:
+    """Pauses that grow from 10 ms to 250 ms, and never pass the deadline."""
+
+    deadline: float
+    pause: float = FIRST_PAUSE
+
+    def wait(self) -> bool:
+        """Sleep for the next pause; return False at once if the deadline has passed."""
+        left = seconds_left(self.deadline)
+        if not left:
+            return False
+        time.sleep(min(self.pause, left))
+        self.pause = min(self.pause * 2, LONGEST_PAUSE)
+        return True
+
+
+class Session:
+    """One session of this process with the server at *address*. Thread-safe.
+
+    A forked child that calls it gets ``ForkedSession``, and never touches the parent's connection.
+    """
+
+    def __init__(self, address: Address, tenant: str | None = None) -> None:
+        self.address = address
+        self.on_event: Callable[[str, dict[str, Any]], None] = _ignore
+        self._tenant = tenant
+        self._welcome: Welcome | None = None
+        self._connection: Connection | None = None
+        self._connecting = threading.RLock()
+        self._parting: deque[bytes] = deque()
+        self._closed = False
+        self._forks = fork_count()
+
+    # What the server said at the last Hello -----------------------------------------------------------------
+
+    @property
+    def welcome(self) -> Welcome:
+        """The server's answer to the last Hello."""
+        assert self._welcome is not None, "open() comes first"
+        return self._welcome
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._closed
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a child of the one that opened the session."""
+        return fork_count() != self._forks
+
+    def check(self) -> None:
+        """Raise ``ForkedSession`` in a forked child, ``InvalidArgument`` after ``close``."""
+        if fork_count() != self._forks:
+            raise ForkedSession(
+                "this pool was connected by the parent process; call farpool.connect() in the child"
+            )
+        if self._closed:
+            raise InvalidArgument("this pool is closed; call farpool.connect() again")
+
+    # Requests -----------------------------------------------------------------------------------------------
+
+    def open(self, deadline: float) -> None:
+        """Connect for the first time; a server that isn't there is an error at once.
+
+        Raises:
+            ServerLost: nobody listens at the address.
+            DeadlineExceeded: somebody does, and says nothing.
+        """
+        try:
+            self._connect(deadline)
+        except OSError as error:
+            if isinstance(error, FarpoolError):
+                raise
+            raise ServerLost(
+                f"no pool server answers at {self.address} ({_reason(error)}); start one with: farpool serve"
+            ) from error
+
+    def call(self, request: Request, reply_type: type[R], deadline: float, late: Late | None = None) -> R:
+        """Send *request* and return its reply, over as many connections as it takes until *deadline*.
+
+        *late* gets the reply if it comes after the caller has given up.
+
+        Raises:
+            ServerLost: the server stays away; or the connection broke under an ``Allocate``, whose outcome is
+                unknown.
+        """
+        retries: Backoff | None = None
+        while True:
+            connection = self._usable_connection(deadline)
+            sent = False
+            try:
+                call = connection.begin(request, deadline, late)
+                sent = True
+                return connection.finish(call, reply_type, deadline)
+            except ServerLost as lost:
+                if sent and isinstance(request, Allocate):
+                    raise _outcome_unknown(lost) from lost
+                cause = lost
+            except (SlabNotFound, StaleSlab):
+                if retries is None or not isinstance(request, Free):
+                    raise
+                return reply_type()  # the first try freed it
+            retries = retries or Backoff(deadline)
+            if not retries.wait():
+                raise cause
+
+    def call_many(
+        self, requests: Sequence[Request], reply_type: type[R], deadline: float, late: Late | None = None
+    ) -> list[R | FarpoolError]:
+        """Send *requests* pipelined, and return the reply or the error of each, in their order."""
+        results: list[R | FarpoolError] = []
+        for start in range(0, len(requests), WINDOW):
+            batch = requests[start : start + WINDOW]
+            calls = [self._begin_one(request, deadline, late) for request in batch]
+            for request, begun in zip(batch, calls, strict=True):
+                try:
+                    results.append(self._finish_one(request, begun, reply_type, deadline, late))
+                except FarpoolError as error:
+                    results.append(error)
+        return results
+
+    def _begin_one(
+        self, request: Request, deadline: float, late: Late | None
+    ) -> tuple[Connection, Call] | None:
+        connection = self._usable_connection(deadline)
+        try:
+            return connection, connection.begin(request, deadline, late)
+        except ServerLost:
+            return None
+
+    def _finish_one(
+        self,
+        request: Request,
+        begun: tuple[Connection, Call] | None,
+        reply_type: type[R],
+        deadline: float,
+        late: Late | None,
+    ) -> R:
+        if begun is not None:
+            try:
+                return begun[0].finish(begun[1], reply_type, deadline)
+            except ServerLost as lost:
+                if isinstance(request, Allocate):
+                    raise _outcome_unknown(lost) from lost
+        try:
+            return self.call(request, reply_type, deadline, late)
+        except (SlabNotFound, StaleSlab):
+            if begun is None or not isinstance(request, Free):
+                raise
+            return reply_type()
+
+    def part(self, request: Request) -> None:
+        """Queue a request that asks for no reply; it leaves before the next one. Takes no lock."""
+        self._parting.append(encode_request(0, request))
+
+    def flush(self) -> None:
+        """Send what is queued if the connection is up; never connects, never raises a ``FarpoolError``."""
+        connection = self._connection
+        if connection is not None and not self._closed and not self.forked:
+            connection.flush()
+
+    # Connecting ---------------------------------------------------------------------------------------------
+
+    def _usable_connection(self, deadline: float) -> Connection:
+        self.check()
+        connection = self._connection
+        if connection is not None and connection.usable:
+            return connection
+        try:
+            if not self._connecting.acquire(timeout=seconds_left(deadline)):
+                raise ServerLost(
+                    "the server has gone, and another thread could not reach it in time; nothing was sent"
+                )
+            return self._replace_connection(deadline)
+        finally:
+            try:  # noqa: SIM105  a call in between would be a gap for Ctrl-C
+                self._connecting.release()
+            except RuntimeError:
+                pass  # it was never taken
+
+    def _replace_connection(self, deadline: float) -> Connection:
+        connection = self._connection
+        if connection is not None and connection.usable:
+            return connection  # another thread was quicker
+        if connection is not None:
+            connection.drain()  # the replies that came before the end; then it closes itself
+        return self._reconnect(deadline)
+
+    def _reconnect(self, deadline: float) -> Connection:
+        backoff = Backoff(deadline)
+        while True:
+            self.check()
+            try:
+                return self._connect(deadline)
+            except AuthenticationFailed:
+                if self._welcome is None:
+                    raise
+                self._welcome = None  # the old session has ended: open a new one
+                continue
+            except OSError as error:
+                if isinstance(error, FarpoolError) and not isinstance(error, ServerLost):
+                    raise
+                cause = error
+            if not backoff.wait():
+                raise ServerLost(
+                    f"the pool server at {self.address} has gone ({_reason(cause)}), "
+                    "and did not come back in time; nothing was sent"
+                ) from cause
+
+    def _connect(self, deadline: float) -> Connection:
+        channel = ControlChannel(dial(self.address, deadline), MAX_FRAME_BYTES)
+        connection = Connection(channel, self._parting, self._event)
+        try:
+            self._welcome = self._say_hello(connection, deadline)
+            channel.start_heartbeat(encode_request(0, Heartbeat()), self._welcome.heartbeat)
+        except BaseException:
+            connection.fail("no session was opened")
+            raise
+        self._connection = connection
+        if self._closed:
+            connection.fail("the pool was closed")
+        return connection
+
+    def _say_hello(self, connection: Connection, deadline: float) -> Welcome:
+        known = self._welcome
+        hello = Hello(
+            protocol=PROTOCOL_VERSION,
+            client=_client_name(),
+            tenant=self._tenant,
+            pid=os.getpid(),
+            resume=None if known is None else ResumeKey(session=known.session, secret=known.secret),
+        )
+        call = connection.begin(hello, deadline)
+        welcome = connection.finish(call, Welcome, deadline)
+        if welcome.protocol != PROTOCOL_VERSION:
+            raise ProtocolError(
+                f"the server speaks version {welcome.protocol} of the control protocol, this client "
+                f"{PROTOCOL_VERSION}; install the same release of farpool on both sides"
+            )
+        return welcome
+
+    def _event(self, kind: str, fields: dict[str, Any]) -> None:
+        self.on_event(kind, fields)
+
+    # The end ------------------------------------------------------------------------------------------------
+
+    def close(self, timeout: float = GOODBYE_SECONDS) -> None:
+        """Say Goodbye, wait at most *timeout* seconds for its reply, and close. Idempotent; never raises."""
+        if self._closed:
+            return
+        self._closed = True
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        if self.forked:
+            connection.channel.close()
+            return
+        try:
+            if connection.usable:
+                deadline = time.monotonic() + timeout
+                connection.settle(deadline)
+                connection.finish(connection.begin(Goodbye(), deadline), Done, deadline)
+        except FarpoolError:
+            pass  # the server sees the connection end
+        finally:
+            connection.fail("the pool was closed")
+
+
+def _ignore(kind: str, fields: dict[str, Any]) -> None:
+    """Take an event that nobody asked for."""
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error) or type(error).__name__
+
+
+def _outcome_unknown(lost: ServerLost) -> ServerLost:
+    return ServerLost(
+        f"the server was lost while it allocated ({lost.message}); whether the slab was made is unknown: "
+        "a session slab ends with the session, others are seen with pool.slabs()"
+    )
+
+
+def _client_name() -> str:
+    try:
+        release = version("farpool")
+    except PackageNotFoundError:
+        release = "unknown"
+    return f"farpool/{release} python/{sys.version_info.major}.{sys.version_info.minor} pid {os.getpid()}"

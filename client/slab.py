@@ -1,0 +1,219 @@
+"""A slab as an application holds it. Its data methods are the region's own, no Python between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex
+
+from farpool.client.attachment import Attachment
+from farpool.client.deadlines import deadline_after
+from farpool.client.signatures import Batch, CompareSwap, FetchAdd, Load, Read, Store, Sync, Transfer, View
+from farpool.protocol.errors import InvalidArgument, OutOfBounds
+from farpool.protocol.messages import SlabInfo
+from farpool.protocol.units import Lease, parse_size
+from farpool.transports.contract import Mode
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import DTypeLike, NDArray
+
+__all__ = ["DATA_METHODS", "Slab", "SlabHandle"]
+
+DATA_METHODS = {
+    "read_into": "``read_into(buffer, offset=0, timeout=None)``: fill *buffer*; return the bytes read.",
+    "read": "``read(nbytes, offset=0, timeout=None)``: return new bytes from the slab.",
+    "write": "``write(buffer, offset=0, timeout=None)``: copy *buffer* in; return the bytes written.",
+    "readv": "``readv(parts, timeout=None)``: fill many ``(offset, buffer)`` in one batch; return the sum.",
+    "writev": "``writev(parts, timeout=None)``: write many ``(offset, buffer)`` in one batch; return the sum",
+    "load": "``load(offset, timeout=None)``: return the aligned unsigned little-endian 8-byte word.",
+    "store": "``store(offset, value, timeout=None)``: set the aligned word; readers see old or new, no mix.",
+    "fetch_add": "``fetch_add(offset, value, timeout=None)``: add to the word, modulo 2**64; return the old one",
+    "compare_swap": (
+        "``compare_swap(offset, expected, new, timeout=None)``: set the word to *new* if it is *expected*; "
+        "return the old value."
+    ),
+}
+"""The methods that a region and its awaitable twin share, each with the docstring that ``help`` shows."""
+
+MAPPED_METHODS = {
+    "flush": "``flush(offset=0, nbytes=None)``: make our stores visible to other hosts.",
+    "invalidate": "``invalidate(offset=0, nbytes=None)``: make other hosts' stores visible to our loads.",
+    "view": "``view(offset=0, nbytes=None)``: return the slab's own memory; ``NotMappable`` but on cxl.",
+}
+
+
+class SlabHandle:
+    """What a slab and its awaitable twin have in common: the facts, and the memory where it can be shown."""
+
+    __slots__ = {
+        "_pool": "A slab keeps its pool open.",
+        "attachment": "The client's own record of what is attached; not for applications.",
+        **MAPPED_METHODS,
+    }
+
+    _label = "farpool.Slab"
+
+    flush: Sync
+    invalidate: Sync
+    view: View
+
+    def __init__(self, pool: object, attachment: Attachment) -> None:
+        self._pool = pool
+        self.attachment = attachment
+        self.flush = attachment.region.flush
+        self.invalidate = attachment.region.invalidate
+        self.view = attachment.region.view
+
+    @property
+    def id(self) -> int:
+        """Number of the slab; never used twice in one arena."""
+        return self.attachment.info.id
+
+    @property
+    def generation(self) -> int:
+        """Number of this life of the slab; another one is another slab."""
+        return self.attachment.info.generation
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes, as it was asked for."""
+        return self.attachment.info.nbytes
+
+    @property
+    def name(self) -> str | None:
+        """Name, unique in the tenant; None for a slab without one."""
+        return self.attachment.info.name
+
+    @property
+    def lease(self) -> Lease:
+        """``"session"``, ``"persistent"``, or seconds to live without its owner."""
+        return self.attachment.info.lease
+
+    @property
+    def mode(self) -> Mode:
+        """``"r"`` or ``"rw"``."""
+        return self.attachment.mode
+
+    @property
+    def transport(self) -> str:
+        """Name of the transport that its bytes travel by."""
+        return self.attachment.transport
+
+    @property
+    def info(self) -> SlabInfo:
+        """What the server said of the slab when it was attached."""
+        return self.attachment.info
+
+    def array(
+        self, dtype: DTypeLike, shape: SupportsIndex | Iterable[SupportsIndex], offset: int = 0
+    ) -> NDArray[Any]:
+        """Return the slab's own memory as a numpy array, read-only in mode ``"r"``.
+
+        The array keeps the memory mapped for as long as it lives; ``close`` and ``free`` refuse until it is
+        gone.
+
+        Raises:
+            NotMappable: this transport has no memory to show; read into an array of your own.
+            OutOfBounds: the array would reach past the slab's end.
+            InvalidArgument: a dtype of Python objects, or a negative shape.
+        """
+        import numpy as np  # noqa: PLC0415  not every user needs arrays
+
+        kind = np.dtype(dtype)
+        lengths = _parse_shape(shape)
+        nbytes = prod(lengths) * kind.itemsize
+        if kind.hasobject:
+            raise InvalidArgument(f"far memory holds plain bytes; dtype {kind} has Python objects in it")
+        if offset < 0 or offset + nbytes > self.nbytes:
+            raise OutOfBounds(
+                f"an array of {nbytes} bytes at offset {offset} reaches past the end of slab "
+                f"{self.name or f'#{self.id}'}, which has {self.nbytes} bytes",
+                offset=offset,
+                asked=nbytes,
+                nbytes=self.nbytes,
+            )
+        array: np.ndarray[Any, Any] = np.ndarray(lengths, kind, buffer=self.view(offset, nbytes))
+        return array
+
+    def map(self, *, cache: int | str = "16MiB") -> memoryview:
+        """Return the slab as local memory; over cxl it is the slab's own, and *cache* is not needed.
+
+        Raises:
+            NotMappable: over other transports.
+        """
+        parse_size(cache, what="cache")
+        return self.view()
+
+    def __repr__(self) -> str:
+        name = f" {self.name!r}" if self.name is not None else ""
+        return f"<{self._label}{name} #{self.id} {self.nbytes} bytes {self.mode} over {self.transport}>"
+
+
+class Slab(SlabHandle):
+    """One attached slab. Thread-safe; a ``with`` block closes it at its end, and the slab itself lives on.
+
+    Offsets and lengths are bytes, ``timeout`` is seconds (None takes the pool's). Buffers are C-contiguous.
+    Every data method raises ``StaleSlab`` once the slab was freed, has expired, or the handle is closed;
+    ``OutOfBounds`` past the end, with no byte moved; ``ReadOnly`` for a write in mode ``"r"``; ``ServerLost``
+    or ``DeadlineExceeded`` if the server dies or stops. A handle that is dropped lets go of the slab: keep
+    it, not only one of its methods.
+    """
+
+    __slots__ = DATA_METHODS  # a dict gives each slot its docstring
+
+    read_into: Transfer[int]
+    read: Read[bytes]
+    write: Transfer[int]
+    readv: Batch[int]
+    writev: Batch[int]
+    load: Load[int]
+    store: Store[None]
+    fetch_add: FetchAdd[int]
+    compare_swap: CompareSwap[int]
+
+    def __init__(self, pool: object, attachment: Attachment) -> None:
+        super().__init__(pool, attachment)
+        region = attachment.region
+        self.read_into = region.read_into
+        self.read = region.read
+        self.write = region.write
+        self.readv = region.readv
+        self.writev = region.writev
+        self.load = region.load
+        self.store = region.store
+        self.fetch_add = region.fetch_add
+        self.compare_swap = region.compare_swap
+
+    def free(self, *, timeout: float | None = None) -> None:
+        """End the slab: its bytes are gone, and every handle of it raises ``StaleSlab``.
+
+        Raises:
+            RegionInUse: arrays or views made from this handle are alive; nothing was freed.
+            StaleSlab: it was gone already.
+        """
+        self.attachment.free(deadline_after(timeout, self.attachment.ticket.timeout))
+
+    def close(self) -> None:
+        """Let go of the slab without freeing it. Idempotent.
+
+        Raises:
+            RegionInUse: arrays or views made from it are alive; delete them first.
+        """
+        self.attachment.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _parse_shape(shape: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, ...]:
+    lengths = tuple(int(length) for length in shape) if isinstance(shape, Iterable) else (int(shape),)
+    if any(length < 0 for length in lengths):
+        raise InvalidArgument(f"a shape has no negative lengths, as {lengths} does")
+    return lengths

@@ -1,0 +1,99 @@
+"""Farpool: slabs of far memory in a network-attached pool, over CXL-mapped memory, RDMA and TCP.
+
+::
+
+    with farpool.connect("farpool://host:7700", transport="auto") as pool:
+        slab = pool.allocate("64MiB", name="weights")
+        slab.write(b"hello")
+
+Names load when they are first used: importing this package loads no transport, and none of the server.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from farpool.protocol.errors import (
+    AuthenticationFailed,
+    CorruptData,
+    DeadlineExceeded,
+    FarpoolError,
+    ForkedSession,
+    InvalidArgument,
+    NameTaken,
+    NotMappable,
+    OutOfBounds,
+    PermissionDenied,
+    PoolFull,
+    ProtocolError,
+    QuotaExceeded,
+    ReadOnly,
+    RegionInUse,
+    ServerLost,
+    SlabNotFound,
+    StaleSlab,
+    TransportUnavailable,
+)
+
+if TYPE_CHECKING:
+    from farpool import aio
+    from farpool.client.pool import Pool, connect
+    from farpool.client.slab import Slab
+    from farpool.server.embedded import serve_embedded
+
+    __version__: str
+
+__all__ = [
+    "AuthenticationFailed",
+    "CorruptData",
+    "DeadlineExceeded",
+    "FarpoolError",
+    "ForkedSession",
+    "InvalidArgument",
+    "NameTaken",
+    "NotMappable",
+    "OutOfBounds",
+    "PermissionDenied",
+    "Pool",
+    "PoolFull",
+    "ProtocolError",
+    "QuotaExceeded",
+    "ReadOnly",
+    "RegionInUse",
+    "ServerLost",
+    "Slab",
+    "SlabNotFound",
+    "StaleSlab",
+    "TransportUnavailable",
+    "__version__",
+    "aio",
+    "connect",
+    "serve_embedded",
+]
+
+_HOMES = {
+    "Pool": "farpool.client.pool",
+    "Slab": "farpool.client.slab",
+    "aio": "farpool.aio",
+    "connect": "farpool.client.pool",
+    "serve_embedded": "farpool.server.embedded",
+}
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module, metadata  # noqa: PLC0415  loaded with the first name that needs it
+
+    value: Any
+    if name == "__version__":
+        value = metadata.version("farpool")
+    elif name in _HOMES:
+        module = import_module(_HOMES[name])
+        value = module if name == "aio" else getattr(module, name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

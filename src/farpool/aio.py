@@ -1,0 +1,12 @@
+"""The awaitable twin of ``farpool``: the same names, awaited.
+
+::
+
+    async with farpool.aio.connect(url) as pool:
+        slab = await pool.allocate("64MiB")
+        await slab.write(b"hello")
+"""
+
+from farpool.client.aio import Connecting, Pool, Slab, connect
+
+__all__ = ["Connecting", "Pool", "Slab", "connect"]
