@@ -1,0 +1,1 @@
+"""The pool server: arenas, catalog, leases, sessions and the control service."""

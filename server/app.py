@@ -1,0 +1,315 @@
+"""A whole server: built from its settings, run until a signal, taken down in order. ``farpool serve`` calls :func:`serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import shutil
+import signal
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+import uvloop
+
+from farpool.protocol.addresses import Address
+from farpool.protocol.units import format_bytes
+from farpool.server import logs
+from farpool.server.arena import MEMORY_FILE_SYSTEMS, DirectoryArena
+from farpool.server.catalog import Catalog
+from farpool.server.control import ControlPlane
+from farpool.server.dataplanes import DataPlanes, transport_settings
+from farpool.server.deadlines import Deadlines, boot_clock
+from farpool.server.generations import GenerationFile
+from farpool.server.lifecycle import Lifecycle
+from farpool.server.listeners import UnixListener, bind_tcp
+from farpool.server.notify import notify, notify_reloading
+from farpool.server.peers import ProcessWatch
+from farpool.server.reconcile import reconcile
+from farpool.server.service import PoolService
+from farpool.server.settings import RELOADABLE, ConfigurationError, ServerSettings
+from farpool.transports.contract import ServerContext
+
+__all__ = ["Embedding", "serve"]
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger("farpool.server")
+
+EXECUTOR_THREADS: Final = 2
+"""Threads that make and remove long slabs."""
+
+IDLE_SECONDS: Final = 0.5
+"""A drain ends when nothing was asked for so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """What a server needs to know that lives for one parent process alone."""
+
+    parent: int
+    """Its pid: the server ends when it does, or when ``lifeline`` reaches its end."""
+    lifeline: int
+    """Descriptor of a pipe whose other end the parent holds."""
+    remove: tuple[str, ...] = ()
+    """Directories to remove when the parent is gone without having stopped the server."""
+
+
+def serve(settings: ServerSettings, embedding: Embedding | None = None) -> None:
+    """Run a server until a signal ends it. Blocks, and takes over the process's signals and logging.
+
+    Raises:
+        ConfigurationError: it cannot start as it was told to.
+    """
+    logs.configure(settings.log_level, settings.log_format)
+    uvloop.run(_run(settings, embedding))
+
+
+async def _run(settings: ServerSettings, embedding: Embedding | None) -> None:
+    server = Server(settings)
+    orphaned = False
+    try:
+        await server.start()
+        server.watch_signals()
+        if embedding is not None:
+            server.watch_parent(embedding)
+        server.announce()
+        orphaned = await server.until_told()
+        await server.drain(at_once=orphaned)
+    finally:
+        await server.stop()
+        if orphaned and embedding is not None:
+            for folder in embedding.remove:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+class Server:
+    """One running server. The event loop's thread alone uses it."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.settings = settings
+        self.addresses: list[Address] = []
+        self._loop = asyncio.get_running_loop()
+        self._undo = contextlib.AsyncExitStack()
+        self._told = asyncio.Event()
+        self._told_again = asyncio.Event()
+        self._orphaned = False
+
+    # Start ------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Open the arena, bring back what survived, and listen everywhere but at the Unix socket's own name."""
+        settings = self.settings
+        _raise_descriptor_limit()
+        arena = DirectoryArena(settings.arena)
+        self._undo.callback(arena.close)
+        self._warn_of_room(arena)
+        self._unix = UnixListener(settings.unix, settings.socket_bits)
+        self._undo.callback(self._unix.close)
+        catalog = Catalog(f"{arena.control_path}/catalog.sqlite", durable=not arena.volatile)
+        self._undo.callback(catalog.close)
+        generations = GenerationFile(f"{arena.control_path}/generations", arena.control_fd)
+        self._undo.callback(generations.close)
+        planes = DataPlanes()
+        life = self._make_life(arena, catalog, generations, planes)
+        restored = reconcile(catalog, arena, generations, life.slabs, life.sessions, boot_clock)
+        life.watch_restored()
+        epoch = catalog.meta_int("epoch", 0) + 1
+        catalog.set_meta("epoch", epoch)
+        self._undo.push_async_callback(planes.stop)
+        await self._start_planes(planes, generations, life)
+        self.service = PoolService(life, self, boot_clock, epoch)
+        await self._listen()
+        log.info("arena ready", arena=arena.path, epoch=epoch, slabs=restored.slabs, sessions=restored.sessions,
+                 dropped=restored.dropped, orphans=restored.orphans)  # fmt: skip
+
+    def _make_life(
+        self, arena: DirectoryArena, catalog: Catalog, generations: GenerationFile, planes: DataPlanes
+    ) -> Lifecycle:
+        executor = ThreadPoolExecutor(EXECUTOR_THREADS, thread_name_prefix="farpool-pages")
+        self._undo.callback(executor.shutdown)
+        deadlines = Deadlines(boot_clock, self._loop.call_later, self._stalled)
+        self._undo.callback(deadlines.close)
+        self.life = Lifecycle(
+            arena=arena,
+            catalog=catalog,
+            generations=generations,
+            planes=planes,
+            timing=self,
+            capacity=self.settings.capacity,
+            clock=boot_clock,
+            deadlines=deadlines,
+            executor=executor,
+        )
+        self._undo.push_async_callback(self.life.finish)
+        return self.life
+
+    async def _start_planes(self, planes: DataPlanes, generations: GenerationFile, life: Lifecycle) -> None:
+        for name in self.settings.transports:
+            context = ServerContext(
+                loop=self._loop,
+                socket_path=self.settings.unix,
+                generations_path=generations.path,
+                generations_nbytes=generations.nbytes,
+                settings=transport_settings(self.settings, name),
+                report=_reporter(name),
+                session_of=life.sessions.served,
+            )
+            await planes.start(name, context)
+
+    async def _listen(self) -> None:
+        self._control = ControlPlane(self.service, self._loop)
+        listener, address = bind_tcp(self.settings.listen)
+        self._undo.callback(listener.close)
+        self._listening = [
+            await self._loop.create_server(self._control.connection, sock=listener),
+            await self._loop.create_unix_server(self._control.connection, sock=self._unix.socket),
+        ]
+        self._undo.callback(self._close_listeners)
+        self._undo.callback(self._control.close)
+        self.addresses = [Address(path=self.settings.unix), address]
+        self.service.addresses = [str(address) for address in self.addresses]
+
+    def announce(self) -> None:
+        """Show the Unix socket, and say on stdout and to systemd that the server is ready."""
+        self._unix.show()
+        print("farpool ready:", *self.addresses, flush=True)
+        notify("READY=1\nSTATUS=serving")
+        log.info("ready", addresses=self.service.addresses, pid=os.getpid())
+
+    def _warn_of_room(self, arena: DirectoryArena) -> None:
+        if arena.file_system not in MEMORY_FILE_SYSTEMS:
+            log.warning(
+                "arena is not on a memory file system", arena=arena.path, type=arena.file_system or "unknown"
+            )
+        if arena.room < self.settings.capacity:
+            log.warning(
+                "arena is smaller than the capacity",
+                arena=arena.path,
+                room=format_bytes(arena.room),
+                capacity=format_bytes(self.settings.capacity),
+            )
+
+    # What the parts ask of the settings, which may be reloaded ---------------------------------------------------
+
+    @property
+    def session_timeout(self) -> float:
+        """Seconds of silence that end a session."""
+        return self.settings.session_timeout
+
+    @property
+    def disconnect_grace(self) -> float:
+        """Seconds in which a session without a connection can be resumed."""
+        return self.settings.disconnect_grace
+
+    @property
+    def resume_grace(self) -> float:
+        """Seconds in which a session can be resumed after a restart."""
+        return self.settings.resume_grace
+
+    @property
+    def max_sessions(self) -> int:
+        """Sessions that may be open at once."""
+        return self.settings.max_sessions
+
+    @property
+    def heartbeat(self) -> float:
+        """Seconds between a client's heartbeats."""
+        return self.settings.heartbeat
+
+    # Run --------------------------------------------------------------------------------------------------------
+
+    def watch_signals(self) -> None:
+        """SIGTERM and SIGINT end the server, a second one at once; SIGHUP reads the settings again."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._tell)
+        self._loop.add_signal_handler(signal.SIGHUP, self._reload)
+
+    def watch_parent(self, embedding: Embedding) -> None:
+        """End at once when the parent is gone: its pipe ends, or (a fork may hold that open) its process does."""
+        self._loop.add_reader(embedding.lifeline, self._parent_gone, embedding.lifeline)
+        watch = ProcessWatch(self._loop, embedding.parent, lambda: self._parent_gone(None))
+        self._undo.callback(watch.close)
+        if os.getppid() != embedding.parent:
+            self._parent_gone(None)
+
+    async def until_told(self) -> bool:
+        """Wait for a signal or the parent's end; return whether it was the latter."""
+        await self._told.wait()
+        return self._orphaned
+
+    async def drain(self, *, at_once: bool) -> None:
+        """Stop accepting, tell the clients, and wait until they are done, ``drain_timeout`` is over or a second signal."""
+        notify("STOPPING=1")
+        log.info("draining", sessions=self.life.sessions.connected(), at_once=at_once)
+        self.service.draining = True
+        self._close_listeners()
+        self._control.broadcast("draining")
+        deadline = boot_clock() + self.settings.drain_timeout
+        while not at_once and boot_clock() < deadline and self.life.sessions.connected():
+            if boot_clock() - self.service.last_request > IDLE_SECONDS:
+                break
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._told_again.wait(), 0.05)
+                at_once = True
+
+    async def stop(self) -> None:
+        """Undo everything that :meth:`start` made; leased and persistent slabs stay."""
+        await self._undo.aclose()
+        log.info("stopped")
+
+    def _tell(self) -> None:
+        if self._told.is_set():
+            self._told_again.set()
+        self._told.set()
+
+    def _parent_gone(self, lifeline: int | None) -> None:
+        if lifeline is not None and os.read(lifeline, 4096):
+            return
+        if lifeline is not None:
+            self._loop.remove_reader(lifeline)
+        self._orphaned = True
+        self._told.set()
+        self._told_again.set()
+
+    def _stalled(self) -> None:
+        log.warning("the server itself was stopped for a while; silence is counted anew")
+        self.life.sessions.forgive_silence()
+
+    def _close_listeners(self) -> None:
+        self._unix.close()
+        for listening in self._listening:
+            listening.close()
+
+    def _reload(self) -> None:
+        notify_reloading()
+        try:
+            wanted = self.settings.reloaded()
+        except ConfigurationError as error:
+            log.error("settings not reloaded", reason=str(error))
+        else:
+            before, after = self.settings.model_dump(), wanted.model_dump()
+            changed = {key: value for key, value in after.items() if value != before[key]}
+            now = {key: value for key, value in changed.items() if key in RELOADABLE}
+            self.settings = self.settings.model_copy(update=now)
+            self.life.slabs.capacity = self.settings.capacity
+            logs.configure(self.settings.log_level, self.settings.log_format)
+            later = sorted(set(changed) - set(now))
+            log.info("settings reloaded", changed=now, need_a_restart=later)
+        notify("READY=1")
+
+
+def _reporter(transport: str) -> Any:
+    def report(event: str, fields: Mapping[str, Any]) -> None:
+        log.info(f"data plane: {event}", transport=transport, **fields)
+
+    return report
+
+
+def _raise_descriptor_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

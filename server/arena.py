@@ -1,0 +1,272 @@
+"""Where a server's slabs come from. :class:`DirectoryArena` keeps one file a slab on a memory file system.
+
+A slab's file is made whole at once, is never truncated and never used for another slab: whoever still maps it keeps
+its pages, and only they. Files whose names are not of our pattern are never touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Final, Protocol
+
+from farpool.native.mapping import Mapping as MemoryMapping
+from farpool.protocol.errors import FarpoolError, InvalidArgument, PoolFull
+from farpool.protocol.units import format_bytes
+from farpool.server.settings import ConfigurationError
+from farpool.transports.contract import Mode
+
+__all__ = ["MEMORY_FILE_SYSTEMS", "Arena", "DirectoryArena", "file_system_of"]
+
+MEMORY_FILE_SYSTEMS: Final = frozenset({"tmpfs", "ramfs", "hugetlbfs", "famfs"})
+"""File systems whose files are memory, and are gone when the machine restarts (but famfs)."""
+
+CONTROL_FOLDER: Final = ".farpool"
+_SLAB_NAME = re.compile(r"slab-([1-9][0-9]{0,18})\Z", re.ASCII)
+
+
+class Arena(Protocol):
+    """What the server needs of an arena; a ``/dev/dax`` device cut into extents can be another one."""
+
+    @property
+    def path(self) -> str:
+        """The directory or device."""
+        ...
+
+    @property
+    def control_path(self) -> str:
+        """Directory with the catalog, the generation words and the lock."""
+        ...
+
+    @property
+    def control_fd(self) -> int:
+        """Descriptor of that directory."""
+        ...
+
+    @property
+    def volatile(self) -> bool:
+        """Tell whether a restart of the machine empties the arena."""
+        ...
+
+    def charge(self, nbytes: int) -> int:
+        """Return the bytes that a slab of *nbytes* really takes."""
+        ...
+
+    def create(self, slab_id: int, nbytes: int) -> None:
+        """Make the slab's zeroed memory, all of it reserved; raise ``PoolFull``. Any thread may call it."""
+        ...
+
+    def open_descriptor(self, slab_id: int, mode: Mode) -> int:
+        """Return a new descriptor of the slab's memory; the caller closes it."""
+        ...
+
+    def map(self, slab_id: int, nbytes: int) -> MemoryMapping:
+        """Return a new read-write mapping of the slab."""
+        ...
+
+    def remove(self, slab_id: int) -> None:
+        """Let go of the slab's memory; nothing happens if there is none. Any thread may call it."""
+        ...
+
+    def slabs(self) -> dict[int, int]:
+        """Return the slabs that have memory, with its length in bytes."""
+        ...
+
+    def close(self) -> None:
+        """Give the arena up to the next server; slabs stay."""
+        ...
+
+
+class DirectoryArena:
+    """A directory, held with a lock for this server alone.
+
+    Raises:
+        ConfigurationError: not a directory of ours that we alone can write, or another server holds it.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.control_path = f"{path}/{CONTROL_FOLDER}"
+        with contextlib.ExitStack() as undo:
+            self._fd = _open_private_folder(path)
+            undo.callback(os.close, self._fd)
+            self.control_fd = _open_control_folder(path, self._fd)
+            undo.callback(os.close, self.control_fd)
+            self._lock_fd = _lock(path, self.control_fd)
+            undo.callback(os.close, self._lock_fd)
+            self.page = max(os.fstatvfs(self._fd).f_bsize, 4096)
+            self.file_system = file_system_of(os.fstat(self._fd).st_dev)
+            undo.pop_all()
+
+    @property
+    def volatile(self) -> bool:
+        """Tell whether a restart of the machine empties the arena."""
+        return self.file_system in MEMORY_FILE_SYSTEMS and self.file_system != "famfs"
+
+    @property
+    def room(self) -> int:
+        """Bytes that the file system can hold at most, used ones included."""
+        statvfs = os.fstatvfs(self._fd)
+        return statvfs.f_blocks * statvfs.f_frsize
+
+    def charge(self, nbytes: int) -> int:
+        """Return *nbytes* in whole pages."""
+        return -(-nbytes // self.page) * self.page
+
+    def create(self, slab_id: int, nbytes: int) -> None:
+        """Make the slab's file with every page reserved."""
+        name = f"slab-{slab_id}"
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        charged = self.charge(nbytes)
+        try:
+            fd = os.open(name, flags, 0o600, dir_fd=self._fd)
+        except OSError as error:
+            raise self._cannot_make(error, charged) from error
+        try:
+            os.posix_fallocate(fd, 0, charged)
+        except OSError as error:
+            os.unlink(name, dir_fd=self._fd)  # noqa: PTH108  pathlib has no dir_fd
+            raise self._cannot_make(error, charged) from error
+        finally:
+            os.close(fd)
+
+    def open_descriptor(self, slab_id: int, mode: Mode) -> int:
+        """Return a new descriptor of the slab's file."""
+        flags = (os.O_RDONLY if mode == "r" else os.O_RDWR) | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(f"slab-{slab_id}", flags, dir_fd=self._fd)
+
+    def map(self, slab_id: int, nbytes: int) -> MemoryMapping:
+        """Return a new read-write mapping of the slab's file."""
+        fd = self.open_descriptor(slab_id, "rw")
+        try:
+            return MemoryMapping(fd, nbytes, writable=True)
+        finally:
+            os.close(fd)
+
+    def remove(self, slab_id: int) -> None:
+        """Unlink the slab's file; its pages go when nobody maps it any more."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"slab-{slab_id}", dir_fd=self._fd)  # noqa: PTH108  pathlib has no dir_fd
+
+    def slabs(self) -> dict[int, int]:
+        """Return the slabs that have a file, with its length in bytes."""
+        found: dict[int, int] = {}
+        with os.scandir(self._fd) as entries:
+            for entry in entries:
+                match = _SLAB_NAME.match(entry.name)
+                if match and entry.is_file(follow_symlinks=False):
+                    found[int(match[1])] = entry.stat(follow_symlinks=False).st_size
+        return found
+
+    def close(self) -> None:
+        """Unlock and close the directory. May be called twice."""
+        if self._fd >= 0:
+            for fd in (self._lock_fd, self.control_fd, self._fd):
+                os.close(fd)
+            self._fd = -1
+
+    def _cannot_make(self, error: OSError, charged: int) -> FarpoolError:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM):
+            statvfs = os.fstatvfs(self._fd)
+            free, room = statvfs.f_bavail * statvfs.f_frsize, statvfs.f_blocks * statvfs.f_frsize
+            return PoolFull(
+                f"asked for {format_bytes(charged)}; the file system of the arena {self.path} has {format_bytes(free)} free of "
+                f"{format_bytes(room)}, less than the pool's capacity: free slabs, or give the file system more memory",
+                asked=charged,
+                free=free,
+                capacity=room,
+            )
+        if error.errno in (errno.EFBIG, errno.EINVAL):
+            return InvalidArgument(
+                f"the arena's file system makes no file of {format_bytes(charged)}", asked=charged
+            )
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            return FarpoolError(
+                "the server has no file descriptor left; raise its limit (LimitNOFILE, ulimit -n)"
+            )
+        return FarpoolError(f"the server cannot make a file in its arena {self.path}: {error.strerror}")
+
+
+def file_system_of(device: int) -> str:
+    """Return the type of the file system with that ``st_dev``, ``""`` if the kernel does not list it."""
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape").splitlines():
+        before, _, after = line.partition(" - ")
+        if before.split(" ", 3)[2] == wanted:
+            return after.split(" ", 1)[0]
+    return ""
+
+
+def _open_private_folder(path: str) -> int:
+    try:
+        with contextlib.suppress(FileExistsError):
+            Path(path).mkdir(mode=0o700)
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if Path(path).is_symlink():
+            raise ConfigurationError(f"arena {path} is a symbolic link; name the directory itself") from None
+        mend = {
+            errno.ENOENT: "make the directory above it first",
+            errno.ENOTDIR: "name a directory",
+        }.get(error.errno or 0, "name a directory that this user can write, or mend its rights")
+        raise ConfigurationError(f"arena {path} cannot be used: {error.strerror}; {mend}") from None
+    problem = _rights_problem(path, os.fstat(fd))
+    if problem:
+        os.close(fd)
+        raise ConfigurationError(f"arena {path} {problem}")
+    return fd
+
+
+def _rights_problem(path: str, status: os.stat_result) -> str:
+    if status.st_uid != os.geteuid():
+        return f"belongs to uid {status.st_uid}, the server runs as {os.geteuid()}; name another with --arena, or chown it"
+    if stat.S_IMODE(status.st_mode) & 0o022:
+        return f"can be written by others (mode {stat.S_IMODE(status.st_mode):04o}); run: chmod go-w {path}"
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        return f"is not writable by uid {os.geteuid()}; run: chmod u+rwx {path}, or name another with --arena"
+    return ""
+
+
+def _open_control_folder(path: str, arena_fd: int) -> int:
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(CONTROL_FOLDER, 0o700, dir_fd=arena_fd)  # noqa: PTH102  pathlib has no dir_fd
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(CONTROL_FOLDER, flags, dir_fd=arena_fd)
+    except OSError as error:
+        raise ConfigurationError(
+            f"arena {path} is not writable: {error.strerror} ({CONTROL_FOLDER}); mend its rights or name another with --arena"
+        ) from None
+    problem = _rights_problem(f"{path}/{CONTROL_FOLDER}", os.fstat(fd))
+    if problem:
+        os.close(fd)
+        raise ConfigurationError(f"arena {path}: its folder {CONTROL_FOLDER} {problem}")
+    return fd
+
+
+def _lock(path: str, control_fd: int) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open("lock", flags, 0o600, dir_fd=control_fd)
+    except OSError as error:
+        raise ConfigurationError(
+            f"arena {path} is not writable: {error.strerror} ({CONTROL_FOLDER}/lock); mend its rights or name another with --arena"
+        ) from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.pwrite(fd, b"%-20d\n" % os.getpid(), 0)
+    except BlockingIOError:
+        pid = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+        os.close(fd)
+        raise ConfigurationError(
+            f"arena {path} is in use by the farpool server with pid {pid}; stop that one, or name another arena with --arena"
+        ) from None
+    except OSError as error:
+        os.close(fd)
+        raise ConfigurationError(f"arena {path} cannot be locked: {error.strerror}") from None
+    return fd

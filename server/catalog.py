@@ -1,0 +1,313 @@
+"""The catalog: SQLite rows of slabs, sessions, holders, tenants and grants, which survive the server.
+
+Ids and generations come from blocks that are reserved in one write, so that making a slab is one transaction, and
+freeing it another. Not thread-safe; the loop's thread alone calls it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from farpool.protocol.errors import FarpoolError, PoolFull
+from farpool.server.settings import ConfigurationError
+
+__all__ = ["DEFAULT_TENANT", "Catalog", "HolderRow", "SessionRow", "SlabRow"]
+
+SCHEMA_VERSION: Final = 1
+APPLICATION_ID: Final = 0x4661_7270
+"""``Farp`` in the header of the SQLite file, so that a foreign database is told apart."""
+
+BLOCK: Final = 1024
+"""Ids taken from the catalog at a time; a crash loses the rest of the block, which is harmless."""
+
+DEFAULT_TENANT: Final = "default"
+
+SCHEMA: Final = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE tenants (name TEXT PRIMARY KEY, created REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE slabs (
+    id INTEGER PRIMARY KEY, generation INTEGER NOT NULL UNIQUE, slot INTEGER NOT NULL, nbytes INTEGER NOT NULL,
+    tenant TEXT NOT NULL REFERENCES tenants (name), name TEXT, lease TEXT NOT NULL, ttl REAL, owner INTEGER,
+    deadline REAL, reclaiming INTEGER NOT NULL DEFAULT 0, created REAL NOT NULL
+);
+CREATE TABLE sessions (
+    id INTEGER PRIMARY KEY, tenant TEXT NOT NULL REFERENCES tenants (name), secret_hash BLOB NOT NULL,
+    pid INTEGER, created REAL NOT NULL
+);
+CREATE TABLE holders (
+    slab INTEGER NOT NULL, session INTEGER NOT NULL, transport TEXT NOT NULL, mode TEXT NOT NULL,
+    PRIMARY KEY (slab, session, transport)
+) WITHOUT ROWID;
+CREATE TABLE grants (
+    slab INTEGER NOT NULL, tenant TEXT NOT NULL, mode TEXT NOT NULL, created REAL NOT NULL,
+    PRIMARY KEY (slab, tenant)
+) WITHOUT ROWID;
+"""
+
+INSERT_SLAB: Final = (
+    "INSERT INTO slabs (id, generation, slot, nbytes, tenant, name, lease, ttl, owner, deadline, created)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+INSERT_HOLDER: Final = "INSERT OR REPLACE INTO holders (slab, session, transport, mode) VALUES (?, ?, ?, ?)"
+
+
+@dataclass(frozen=True, slots=True)
+class SlabRow:
+    """One slab as the catalog keeps it."""
+
+    id: int
+    generation: int
+    slot: int
+    nbytes: int
+    tenant: str
+    name: str | None
+    lease: str
+    """``session``, ``persistent`` or ``ttl``."""
+    ttl: float | None
+    """Seconds, for the lease ``ttl``."""
+    owner: int | None
+    """Session that made it or took it over; None if that has ended."""
+    deadline: float | None
+    """CLOCK_BOOTTIME of this boot when a leased slab without an owner ends."""
+    reclaiming: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRow:
+    """One session that can be resumed after a restart."""
+
+    id: int
+    tenant: str
+    secret_hash: bytes
+    pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HolderRow:
+    """A session that may have the slab mapped over a transport."""
+
+    slab: int
+    session: int
+    transport: str
+    mode: str
+
+
+class Catalog:
+    """The open database.
+
+    Raises:
+        ConfigurationError: damaged, not ours, or of a newer Farpool. Nothing is changed then.
+    """
+
+    def __init__(self, path: str, *, durable: bool) -> None:
+        self.path = path
+        self._late: list[tuple[str, tuple[object, ...]]] = []
+        self._blocks: dict[str, tuple[int, int]] = {}
+        self._deep = False
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None, cached_statements=64)
+        except sqlite3.Error as error:
+            raise ConfigurationError(f"the catalog {path} cannot be opened: {error}") from None
+        try:
+            self._open(durable)
+        except sqlite3.Error as error:
+            self._db.close()
+            if isinstance(error, sqlite3.OperationalError) and "full" in str(error):
+                raise ConfigurationError(
+                    f"the catalog {path} has no room: {error}; free space in the arena"
+                ) from None
+            raise ConfigurationError(
+                f"the catalog {path} is damaged ({error}); move it away to start with an empty pool, or restore a copy"
+            ) from None
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _open(self, durable: bool) -> None:
+        (application,) = self._db.execute("PRAGMA application_id").fetchone()
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        (tables,) = self._db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        if tables and application != APPLICATION_ID:
+            raise ConfigurationError(
+                f"{self.path} is not a catalog of farpool; move it away, or name another arena"
+            )
+        if version > SCHEMA_VERSION:
+            raise ConfigurationError(
+                f"the catalog {self.path} has schema {version}, this farpool knows {SCHEMA_VERSION} at most; run a newer farpool"
+            )
+        # Exclusive locking keeps the index of the WAL in our own memory: no shared file that a full tmpfs could tear.
+        self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute(f"PRAGMA synchronous={'NORMAL' if durable else 'OFF'}")
+        (verdict,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise sqlite3.DatabaseError(verdict)
+        if not tables:
+            with self.transaction():
+                for statement in SCHEMA.split(";"):
+                    self._db.execute(statement)
+                self._db.execute(f"PRAGMA application_id={APPLICATION_ID}")
+                self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+                self._db.execute("INSERT INTO tenants VALUES (?, ?)", (DEFAULT_TENANT, time.time()))
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Commit everything inside at once, or nothing. Nested ones belong to the outermost."""
+        if self._deep:
+            yield
+            return
+        self._deep = True
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+        finally:
+            self._deep = False
+
+    # Counters ---------------------------------------------------------------------------------------------------
+
+    def next_number(self, counter: str) -> int:
+        """Return the next number of *counter*, from 1 on, never one that was returned before."""
+        number, end = self._blocks.get(counter, (0, 0))
+        if number == end:
+            number = self.meta_int(counter, 1)
+            end = number + BLOCK
+            with writing():
+                self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (counter, end))
+        self._blocks[counter] = (number + 1, end)
+        return number
+
+    def meta_int(self, key: str, default: int) -> int:
+        """Return a number of the table meta."""
+        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return int(row[0]) if row else default
+
+    def meta_text(self, key: str) -> str:
+        """Return a text of the table meta, ``""`` if it has none."""
+        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return str(row[0]) if row else ""
+
+    def set_meta(self, key: str, value: int | str) -> None:
+        """Keep a value in the table meta."""
+        with writing():
+            self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+    # Slabs and their holders ------------------------------------------------------------------------------------
+
+    def insert_slab(self, row: SlabRow, holder: HolderRow | None = None) -> None:
+        """Record a new slab, and who holds it, at once; raise ``PoolFull`` if there is no room for the row."""
+        with writing(), self.transaction():
+            for statement, parameters in self._late:
+                self._db.execute(statement, parameters)
+            values = (row.id, row.generation, row.slot, row.nbytes, row.tenant, row.name, row.lease, row.ttl)
+            self._db.execute(INSERT_SLAB, (*values, row.owner, row.deadline, time.time()))
+            if holder is not None:
+                self._insert_holder(holder)
+        self._late.clear()
+
+    def delete_slab(self, slab_id: int, *, held: bool) -> None:
+        """Forget a slab, and its holders if *held*."""
+        delete = ("DELETE FROM slabs WHERE id = ?", (slab_id,))
+        if held:
+            self._tidy(("DELETE FROM holders WHERE slab = ?", (slab_id,)), delete)
+        else:
+            self._tidy(delete)
+
+    def mark_reclaiming(self, slab_id: int) -> None:
+        """Record that the slab was freed, and that only its holders keep its bytes charged."""
+        self._tidy(("UPDATE slabs SET reclaiming = 1, name = NULL, owner = NULL WHERE id = ?", (slab_id,)))
+
+    def set_owner(self, slab_id: int, owner: int | None, deadline: float | None) -> None:
+        """Record who renews a leased slab, or until when it lives without an owner."""
+        self._tidy(("UPDATE slabs SET owner = ?, deadline = ? WHERE id = ?", (owner, deadline, slab_id)))
+
+    def insert_holder(self, holder: HolderRow) -> None:
+        """Record that a session may map a slab."""
+        with writing():
+            self._insert_holder(holder)
+
+    def _insert_holder(self, holder: HolderRow) -> None:
+        self._db.execute(INSERT_HOLDER, (holder.slab, holder.session, holder.transport, holder.mode))
+
+    def delete_holder(self, slab_id: int, session_id: int, transport: str) -> None:
+        """Record that a session has let go of a slab."""
+        delete = "DELETE FROM holders WHERE slab = ? AND session = ? AND transport = ?"
+        self._tidy((delete, (slab_id, session_id, transport)))
+
+    def slabs(self) -> list[SlabRow]:
+        """Return every slab in the order of ids."""
+        columns = "id, generation, slot, nbytes, tenant, name, lease, ttl, owner, deadline, reclaiming"
+        rows = self._db.execute(f"SELECT {columns} FROM slabs ORDER BY id")  # noqa: S608  a constant
+        return [SlabRow(*row[:10], reclaiming=bool(row[10])) for row in rows]
+
+    def holders(self) -> list[HolderRow]:
+        """Return every holder."""
+        return [
+            HolderRow(*row) for row in self._db.execute("SELECT slab, session, transport, mode FROM holders")
+        ]
+
+    # Sessions ---------------------------------------------------------------------------------------------------
+
+    def insert_session(self, row: SessionRow) -> None:
+        """Record a session so that it can be resumed."""
+        with writing():
+            values = (row.id, row.tenant, row.secret_hash, row.pid, time.time())
+            self._db.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?)", values)
+
+    def delete_session(self, session_id: int) -> None:
+        """Forget a session and all that it holds."""
+        self._tidy(
+            ("DELETE FROM holders WHERE session = ?", (session_id,)),
+            ("DELETE FROM sessions WHERE id = ?", (session_id,)),
+        )
+
+    def sessions(self) -> list[SessionRow]:
+        """Return the sessions that were alive."""
+        return [
+            SessionRow(*row) for row in self._db.execute("SELECT id, tenant, secret_hash, pid FROM sessions")
+        ]
+
+    def has_tenant(self, name: str) -> bool:
+        """Tell whether there is such a tenant."""
+        return self._db.execute("SELECT 1 FROM tenants WHERE name = ?", (name,)).fetchone() is not None
+
+    def _tidy(self, *statements: tuple[str, tuple[object, ...]]) -> None:
+        # What gives space back must not fail for want of space: made with the next insertion then. Should we crash
+        # before, start-up finds rows without files and drops them.
+        try:
+            if len(statements) == 1 or self._deep:
+                for statement, parameters in statements:
+                    self._db.execute(statement, parameters)
+            else:
+                with self.transaction():
+                    for statement, parameters in statements:
+                        self._db.execute(statement, parameters)
+        except sqlite3.OperationalError:
+            self._late.extend(statements)
+
+    def close(self) -> None:
+        """Close the database; its rows stay."""
+        self._db.close()
+
+
+@contextlib.contextmanager
+def writing() -> Iterator[None]:
+    """Turn SQLite's errors into ours: no room is ``PoolFull``."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if "full" in str(error):
+            raise PoolFull(
+                "the arena's file system has no room for the catalog; free slabs, or give it more memory"
+            ) from error
+        raise FarpoolError(f"the catalog cannot be written: {error}") from error

@@ -1,0 +1,316 @@
+"""The control plane's connections: frames in, replies and events out. One asyncio protocol for both kinds of socket.
+
+Requests that need no thread are answered in the loop's iteration that read them. A client that does not read its
+replies is not read from either; one that sends what no client of ours sends loses its connection, and is logged once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable
+from typing import Final
+
+import structlog
+
+from farpool.protocol.errors import AuthenticationFailed, FarpoolError, ProtocolError
+from farpool.protocol.framing import FrameDecoder, decode_payload
+from farpool.protocol.messages import (
+    Done,
+    Goodbye,
+    Hello,
+    Reply,
+    Request,
+    decode_request,
+    encode_error,
+    encode_event,
+    encode_reply,
+    request_id_of,
+)
+from farpool.server.peers import Peer, ProcessWatch, peer_of
+from farpool.server.service import PoolService
+from farpool.server.sessions import Session, SessionEvent
+
+__all__ = ["Connection", "ControlPlane"]
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger("farpool.control")
+
+HELLO_SECONDS: Final = 5.0
+"""A connection that has not said hello by then is closed."""
+
+MAX_STRANGERS: Final = 256
+"""Connections that have not said hello yet, at most."""
+
+MAX_WORKING: Final = 64
+"""Long requests of one connection at a time; more of its requests wait."""
+
+WRITE_HIGH_BYTES: Final = 256 << 10
+"""Unsent bytes from which on a connection's requests wait."""
+
+WRITE_CAP_BYTES: Final = 8 << 20
+"""Unsent bytes, events among them, at which a connection is given up. One reply is at most a frame of 1 MiB."""
+
+CLOSE_SECONDS: Final = 5.0
+"""How long a closing connection may take to read what it was sent."""
+
+NOT_OURS: Final = {
+    b"GET ": "an HTTP request",
+    b"POST": "an HTTP request",
+    b"HEAD": "an HTTP request",
+    b"PUT ": "an HTTP request",
+    b"OPTI": "an HTTP request",
+    b"CONN": "an HTTP request",
+    b"PRI ": "an HTTP/2 request",
+    b"SSH-": "an SSH client",
+    b"\x16\x03\x01\x02": "a TLS handshake",
+    b"\x16\x03\x01\x00": "a TLS handshake",
+}
+"""First bytes of clients that have the wrong port; all of them announce frames far over the limit."""
+
+
+class ControlPlane:
+    """All control connections of one server."""
+
+    def __init__(self, service: PoolService, loop: asyncio.AbstractEventLoop) -> None:
+        self.service = service
+        self.loop = loop
+        self.connections: set[Connection] = set()
+        self.strangers = 0
+
+    def connection(self) -> Connection:
+        """Make the protocol of a new connection; what ``create_server`` is given."""
+        return Connection(self)
+
+    def broadcast(self, kind: str) -> None:
+        """Send an event to every open session."""
+        frame = encode_event(kind)
+        for connection in list(self.connections):
+            if connection.session is not None:
+                connection.send(frame)
+
+    def close(self) -> None:
+        """Close every connection."""
+        for connection in list(self.connections):
+            connection.close("the server stops")
+
+
+class Connection(asyncio.Protocol):
+    """One control connection, and the channel of its session."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self.session: Session | None = None
+        self.peer = Peer("unknown")
+        self._plane = plane
+        self._decoder = FrameDecoder()
+        self._backlog: deque[bytes] = deque()
+        self._working: set[asyncio.Task[None]] = set()
+        self._transport: asyncio.Transport | None = None
+        self._closing = False
+        self._write_paused = False
+        self._read_paused = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    # asyncio calls these ----------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Start the clock on a new connection's hello."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(WRITE_HIGH_BYTES)
+        self.peer = peer_of(transport)
+        self._plane.connections.add(self)
+        self._plane.strangers += 1
+        self._timer = self._plane.loop.call_later(HELLO_SECONDS, self._no_hello)
+        if self._plane.strangers > MAX_STRANGERS:
+            self._refuse(f"{MAX_STRANGERS} connections have not said hello yet")
+
+    def data_received(self, data: bytes) -> None:
+        """Answer every request that is whole now."""
+        if self._closing:
+            return
+        try:
+            payloads = self._decoder.feed(data)
+        except ProtocolError as error:
+            self._refuse(NOT_OURS.get(data[:4], str(error)), error)
+            return
+        self._backlog.extend(payloads)
+        self._work()
+
+    def pause_writing(self) -> None:
+        """Leave further requests alone until the client reads its replies."""
+        self._write_paused = True
+
+    def resume_writing(self) -> None:
+        """Take up the requests that were left alone."""
+        self._write_paused = False
+        self._work()
+
+    def eof_received(self) -> bool:
+        """Let the transport close: a client that says no more is gone."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Begin the grace of the session."""
+        self._stop_timer()
+        self._plane.connections.discard(self)
+        self._backlog.clear()
+        if self.session is None:
+            self._plane.strangers -= 1
+        if self._decoder.buffered and not self._closing:
+            log.info(
+                "connection ended in the middle of a frame",
+                peer=str(self.peer),
+                nbytes=self._decoder.buffered,
+            )
+        self._closing = True
+        if self.session is not None:
+            log.debug(
+                "connection ended", peer=str(self.peer), session=self.session.id, error=exc and str(exc)
+            )
+            self._plane.service.life.sessions.lose(self.session, self)
+
+    # The session calls these ------------------------------------------------------------------------------------
+
+    def send(self, frame: bytes) -> None:
+        """Queue a frame; give the connection up if too much is queued already."""
+        transport = self._transport
+        if transport is None or self._closing:
+            return
+        transport.write(frame)
+        if self._write_paused and transport.get_write_buffer_size() > WRITE_CAP_BYTES:
+            self._closing = True
+            log.warning("connection given up", peer=str(self.peer), reason="it does not read what it is sent")
+            transport.abort()
+
+    def close(self, reason: str) -> None:
+        """Close the connection; what is queued is sent first, if the client reads it soon."""
+        if self._closing or self._transport is None:
+            return
+        self._closing = True
+        log.debug("connection closed", peer=str(self.peer), reason=reason)
+        self._stop_timer()
+        self._timer = self._plane.loop.call_later(CLOSE_SECONDS, self._transport.abort)
+        self._transport.close()
+
+    # Requests ---------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        backlog = self._backlog
+        while backlog and not self._closing and not self._write_paused and len(self._working) < MAX_WORKING:
+            self._take(backlog.popleft())
+        if self._transport is None or self._closing:
+            return
+        if bool(backlog) is not self._read_paused:
+            self._read_paused = bool(backlog)
+            if self._read_paused:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
+
+    def _take(self, payload: bytes) -> None:
+        try:
+            message = decode_payload(payload)
+            request_id = request_id_of(message)
+        except ProtocolError as error:
+            self._refuse(str(error), error)
+            return
+        try:
+            request = decode_request(message)
+            reply = self._answer(request_id, request)
+        except FarpoolError as error:
+            self._fail(request_id, error)
+        except Exception as error:  # noqa: BLE001  one request's bug must not take the loop down
+            self._fail(request_id, self._internal(error))
+        else:
+            if isinstance(reply, Reply):
+                self._reply(request_id, reply)
+            elif reply is not None:
+                self._await(request_id, reply)
+
+    def _answer(self, request_id: int, request: Request) -> Reply | Awaitable[Reply] | None:
+        service = self._plane.service
+        if self.session is None:
+            self._greet(request_id, request)
+            return None
+        if isinstance(request, Goodbye):
+            self._reply(request_id, Done())
+            service.life.sessions.end(self.session, SessionEvent.GOODBYE)
+            return None
+        return service.handle(self.session, request)
+
+    def _greet(self, request_id: int, request: Request) -> None:
+        if not isinstance(request, Hello):
+            self._refuse(
+                f"{request.operation} before hello",
+                ProtocolError("the first request of a connection is hello"),
+            )
+            return
+        service, loop = self._plane.service, self._plane.loop
+        try:
+            session, welcome = service.welcome(self, request, self.peer.pid)
+        except FarpoolError as error:
+            self._fail(request_id, error)
+            if not isinstance(error, AuthenticationFailed):
+                log.info("hello refused", peer=str(self.peer), reason=str(error))
+                self.close("its hello was refused")
+            return
+        self.session = session
+        self._plane.strangers -= 1
+        self._stop_timer()
+        if self.peer.pid is not None:
+            sessions = service.life.sessions
+            watch = ProcessWatch(loop, self.peer.pid, lambda: sessions.end(session, SessionEvent.DIED))
+            session.watch_process(watch)
+        log.info(
+            "session resumed" if welcome.resumed else "session opened",
+            session=session.id,
+            peer=str(self.peer),
+        )
+        self._reply(request_id, welcome)
+
+    def _await(self, request_id: int, reply: Awaitable[Reply]) -> None:
+        async def finish() -> None:
+            try:
+                self._reply(request_id, await reply)
+            except FarpoolError as error:
+                self._fail(request_id, error)
+            except Exception as error:  # noqa: BLE001  as in _take
+                self._fail(request_id, self._internal(error))
+
+        task = self._plane.loop.create_task(finish())
+        self._working.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._working.discard(task)
+        self._work()
+
+    def _reply(self, request_id: int, reply: Reply) -> None:
+        if request_id:
+            self.send(encode_reply(request_id, reply))
+
+    def _fail(self, request_id: int, error: FarpoolError) -> None:
+        if request_id:
+            self.send(encode_error(request_id, error))
+
+    def _internal(self, error: Exception) -> FarpoolError:
+        log.error("request failed", peer=str(self.peer), exc_info=error)
+        return FarpoolError(
+            f"the server failed to answer ({type(error).__name__}: {error}); its log has more"
+        )
+
+    # Ends -------------------------------------------------------------------------------------------------------
+
+    def _refuse(self, reason: str, error: FarpoolError | None = None) -> None:
+        log.warning("connection refused", peer=str(self.peer), reason=reason)
+        if error is not None and reason not in NOT_OURS.values():
+            self.send(encode_error(0, error))
+        self.close(reason)
+
+    def _no_hello(self) -> None:
+        self._refuse(f"it did not say hello within {HELLO_SECONDS:g} s")
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

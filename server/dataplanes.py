@@ -1,0 +1,139 @@
+"""The transports' server halves as one: started, offered, published to and revoked together.
+
+A transport that cannot start is offered with its reason. One that nobody has installed is a mistake in the
+configuration.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+from typing import Any
+
+import structlog
+
+from farpool.protocol.errors import FarpoolError, InvalidArgument, TransportUnavailable
+from farpool.protocol.messages import Offer
+from farpool.server.settings import ConfigurationError, ServerSettings
+from farpool.server.slabs import Slab
+from farpool.transports.contract import Mode, ServedSession, ServerContext, ServerTransport
+from farpool.transports.registry import find_transport
+
+__all__ = ["DataPlanes", "transport_settings"]
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger("farpool.dataplanes")
+
+
+def transport_settings(settings: ServerSettings, name: str) -> Mapping[str, Any]:
+    """Return the settings that the transport called *name* is started with."""
+    own = settings.transport_settings.get(name, {})
+    if name == "tcp":
+        return {"listen": settings.data_listen, "threads": settings.data_threads, **own}
+    return own
+
+
+class DataPlanes:
+    """The transports of one server by name. All calls come from the loop's thread."""
+
+    def __init__(self) -> None:
+        self._planes: dict[str, ServerTransport] = {}
+        self._reasons: dict[str, str] = {}
+
+    async def start(self, name: str, context: ServerContext) -> None:
+        """Start one transport; raise ``ConfigurationError`` if it is not installed or its port is in use."""
+        try:
+            plane = find_transport(name).server()
+            await plane.start(context)
+        except InvalidArgument as error:
+            raise ConfigurationError(f"{error}; name installed ones with --transports") from None
+        except TransportUnavailable as error:
+            if _is_port_problem(error) or _is_port_problem(error.__cause__):
+                raise ConfigurationError(
+                    f"transport {name}: {error}; choose another with --data-listen"
+                ) from None
+            self._reasons[name] = str(error)
+            log.warning("transport unavailable", transport=name, reason=str(error))
+        except OSError as error:
+            if _is_port_problem(error):
+                raise ConfigurationError(
+                    f"transport {name}: {error}; choose another with --data-listen"
+                ) from None
+            self._reasons[name] = f"it could not start: {error}"
+            log.warning("transport unavailable", transport=name, reason=str(error))
+        else:
+            self._planes[name] = plane
+
+    async def stop(self) -> None:
+        """Stop every transport."""
+        planes, self._planes = self._planes, {}
+        for name, plane in planes.items():
+            try:
+                await plane.stop()
+            except Exception:  # noqa: BLE001  another transport's failure must not keep the rest open
+                log.exception("transport failed to stop", transport=name)
+
+    def offers(self) -> list[Offer]:
+        """Return what a session is told of each transport."""
+        offers = [
+            Offer(transport=name, available=True, params=dict(plane.offer()))
+            for name, plane in self._planes.items()
+        ]
+        offers.extend(
+            Offer(transport=name, available=False, reason=why) for name, why in self._reasons.items()
+        )
+        return offers
+
+    def check(self, name: str) -> None:
+        """Raise ``TransportUnavailable`` unless the transport can be attached over."""
+        if name not in self._planes:
+            reason = self._reasons.get(name, f"this server offers {', '.join(self._planes) or 'none'}")
+            raise TransportUnavailable(f'transport "{name}" is not available on the server: {reason}')
+
+    def publish(self, name: str, slab: Slab, session: ServedSession, mode: Mode) -> dict[str, Any]:
+        """Let *session* reach *slab* over one transport; return what its client half attaches with."""
+        self.check(name)
+        try:
+            return dict(self._planes[name].publish(slab, session, mode))
+        except FarpoolError:
+            raise
+        except OSError as error:
+            log.error("publish failed", transport=name, slab=slab.id, error=str(error))
+            hint = {
+                errno.EMFILE: "the server has no file descriptor left; raise its limit (LimitNOFILE)",
+                errno.ENOMEM: "the server cannot map more; raise vm.max_map_count or its memory limit",
+            }.get(error.errno or 0, str(error))
+            raise TransportUnavailable(f"cannot attach {slab.label} over {name}: {hint}") from error
+
+    def may_map(self, name: str) -> bool:
+        """Tell whether clients of this transport reach memory itself."""
+        plane = self._planes.get(name)
+        return plane is not None and plane.holders_may_map()
+
+    def withdraw(self, name: str, slab: Slab, session_id: int) -> None:
+        """Take the slab from one session."""
+        if (plane := self._planes.get(name)) is not None:
+            plane.withdraw(slab, session_id)
+
+    def revoke(self, slab: Slab, names: set[str]) -> None:
+        """Take the slab from everybody who had it over the transports *names*."""
+        for name in names:
+            if (plane := self._planes.get(name)) is not None:
+                plane.revoke(slab)
+
+    def end_session(self, session_id: int) -> None:
+        """Close what a session has open on any data plane."""
+        for plane in self._planes.values():
+            plane.end_session(session_id)
+
+    def counters(self) -> dict[str, dict[str, Any]]:
+        """Return by transport whether it is available, why not, and its counters."""
+        report: dict[str, dict[str, Any]] = {
+            name: {"available": True, "reason": "", **plane.counters()}
+            for name, plane in self._planes.items()
+        }
+        report.update({name: {"available": False, "reason": why} for name, why in self._reasons.items()})
+        return report
+
+
+def _is_port_problem(error: BaseException | None) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES)

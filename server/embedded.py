@@ -1,0 +1,220 @@
+"""A pool server as a child process, for applications and tests: :func:`serve_embedded`.
+
+The child holds the other end of a pipe. When this process ends, however it ends, the child stops and removes what was
+made for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import IO, Any, Final
+
+from farpool.protocol.addresses import MAX_SOCKET_PATH_BYTES, parse_address
+from farpool.protocol.errors import FarpoolError, ServerLost
+from farpool.protocol.units import parse_size
+
+__all__ = ["EmbeddedServer", "serve_embedded"]
+
+START_SECONDS: Final = 30.0
+"""A child that is not ready by then has failed."""
+
+EMBEDDED_VARIABLE: Final = "FARPOOL_SERVER_EMBEDDED"
+"""Tells ``python -m farpool.server`` that one line of JSON comes on stdin, which then stays open as the lifeline."""
+
+MEMORY_FOLDER: Final = "/dev/shm"  # noqa: S108  the arena in it is made by mkdtemp
+LOG_TAIL_BYTES: Final = 4096
+
+
+@contextlib.contextmanager
+def serve_embedded(
+    *,
+    capacity: int | str = "256MiB",
+    transports: Sequence[str] = ("cxl", "tcp"),
+    arena: str | os.PathLike[str] | None = None,
+    **settings: Any,
+) -> Generator[EmbeddedServer]:
+    """Run a pool server as a child process while the block lasts, and remove all that it made afterwards.
+
+    Slabs live in a new directory in memory unless *arena* names one, which then stays. *settings* are those of
+    :class:`~farpool.server.settings.ServerSettings`, for example ``session_timeout=2.0``.
+
+    Raises:
+        FarpoolError: the server did not start; the message has what it said last.
+    """
+    order: dict[str, Any] = {
+        "capacity": parse_size(capacity, what="capacity"),
+        "transports": list(transports),
+        **settings,
+    }
+    with contextlib.ExitStack() as undo:
+        remove: list[str] = []
+        if arena is None:
+            arena = _make_folder(MEMORY_FOLDER, "farpool-embedded-", undo, remove)
+        order["arena"] = os.fspath(arena)
+        if "unix" not in order:
+            order["unix"] = f"{_make_folder(_short_folder(), 'farpool-socket-', undo, remove)}/farpool.sock"
+        order.setdefault("listen", "127.0.0.1:0")
+        server = EmbeddedServer(order, remove)
+        undo.callback(server.close)
+        server.start()
+        yield server
+
+
+def _make_folder(parent: str, prefix: str, undo: contextlib.ExitStack, remove: list[str]) -> str:
+    folder = tempfile.mkdtemp(prefix=prefix, dir=parent)
+    undo.callback(shutil.rmtree, folder, ignore_errors=True)
+    remove.append(folder)
+    return folder
+
+
+def _short_folder() -> str:
+    folder = tempfile.gettempdir()
+    return folder if len(os.fsencode(folder)) < MAX_SOCKET_PATH_BYTES - 60 else "/tmp"  # noqa: S108
+
+
+class EmbeddedServer:
+    """A server that this process started. Not thread-safe but for its properties."""
+
+    def __init__(self, settings: dict[str, Any], remove: Sequence[str]) -> None:
+        self._settings = settings
+        self._remove = list(remove)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed by close()
+        self._url = self._tcp_url = ""
+
+    @property
+    def url(self) -> str:
+        """Address of the Unix socket."""
+        return self._url
+
+    @property
+    def tcp_url(self) -> str:
+        """Address of the TCP port; it stays the same over :meth:`restart`."""
+        return self._tcp_url
+
+    @property
+    def pid(self) -> int:
+        """The server's process; raises ``ServerLost`` while there is none."""
+        return self._running().pid
+
+    @property
+    def arena(self) -> str:
+        """Directory with the slabs."""
+        return str(self._settings["arena"])
+
+    def log(self) -> str:
+        """Return what the server has written to its log, JSON Lines, over all its starts."""
+        size = os.fstat(self._log.fileno()).st_size
+        return os.pread(self._log.fileno(), size, 0).decode("utf-8", "replace")
+
+    def start(self) -> None:
+        """Start the server and wait until it is ready; nothing happens if it runs."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        self._reap()
+        order = {"settings": self._settings, "parent": os.getpid(), "remove": self._remove}
+        self._process = subprocess.Popen(  # noqa: S603  our own interpreter and module
+            [sys.executable, "-m", "farpool.server"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env={**os.environ, EMBEDDED_VARIABLE: "1"},
+            start_new_session=True,
+        )
+        try:
+            self._wait_until_ready(self._process, json.dumps(order).encode() + b"\n")
+        except BaseException:
+            self.kill()
+            raise
+
+    def stop(self) -> None:
+        """Let the server end in order, session slabs removed, the others kept; nothing happens if it does not run."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End the server with SIGKILL, as a crash would."""
+        self._end(signal.SIGKILL)
+
+    def restart(self) -> None:
+        """Stop the server if it runs, and start it on the same arena, socket and port."""
+        self.stop()
+        self.start()
+
+    def suspend(self) -> None:
+        """Stop the server's process with SIGSTOP: it neither answers nor ends its connections."""
+        self._running().send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a suspended server go on."""
+        self._running().send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        """Stop the server for good. May be called twice."""
+        self.stop()
+        self._log.close()
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None or self._process.poll() is not None:
+            raise ServerLost("the embedded server does not run; call start()")
+        return self._process
+
+    def _wait_until_ready(self, process: subprocess.Popen[bytes], order: bytes) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(order)
+            process.stdin.flush()
+        deadline = time.monotonic() + START_SECONDS
+        line = b""
+        while not line.endswith(b"\n"):
+            ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            piece = os.read(process.stdout.fileno(), 4096) if ready else b""
+            if not piece:
+                raise FarpoolError(self._failure(process, timed_out=not ready))
+            line += piece
+        self._url, self._tcp_url = line.decode().removeprefix("farpool ready:").split()
+        address = parse_address(self._tcp_url)
+        host = f"[{address.host}]" if ":" in address.host else address.host
+        self._settings["listen"] = f"{host}:{address.port}"
+
+    def _failure(self, process: subprocess.Popen[bytes], *, timed_out: bool) -> str:
+        if timed_out:
+            why = f"was not ready within {START_SECONDS:g} s"
+        else:
+            why = f"ended with code {process.wait(START_SECONDS)}"
+        tail = self.log()[-LOG_TAIL_BYTES:].strip()
+        return f"the embedded server {why}: {tail or 'it said nothing'}"
+
+    def _end(self, number: signal.Signals) -> None:
+        process = self._process
+        if process is None:
+            return
+        if process.poll() is None:
+            process.send_signal(signal.SIGCONT)
+            process.send_signal(number)
+            drain = float(self._settings.get("drain_timeout", 5.0))
+            try:
+                process.wait(drain + START_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._reap()
+
+    def _reap(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):
+                        pipe.close()

@@ -1,0 +1,120 @@
+"""The arena's generation file: one 8-byte word a slot, the truth about which slab lives there.
+
+The server alone writes it; clients map it read-only and look at their slab's word. The file never shrinks and is
+never replaced, since clients keep it mapped over a restart of the server.
+"""
+
+from __future__ import annotations
+
+import errno
+import heapq
+import os
+from collections.abc import Mapping
+from typing import Final
+
+from farpool.native.mapping import Mapping as MemoryMapping
+from farpool.protocol.errors import PoolFull
+
+__all__ = ["SLOTS", "GenerationFile"]
+
+SLOTS: Final = 1 << 20
+"""Most slabs that one arena holds at a time."""
+
+WORD_BYTES: Final = 8
+STEP_BYTES: Final = 64 << 10
+"""The file is sparse; this much of it is backed with pages at a time, before a word in it is touched."""
+
+
+class GenerationFile:
+    """The mapped generation words and the slots that are free. Not thread-safe."""
+
+    def __init__(self, path: str, dir_fd: int) -> None:
+        self.path = path
+        self.nbytes = SLOTS * WORD_BYTES
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._fd = os.open(os.path.basename(path), flags, 0o600, dir_fd=dir_fd)  # noqa: PTH119  one string, hot import
+        try:
+            if os.fstat(self._fd).st_size < self.nbytes:
+                os.ftruncate(self._fd, self.nbytes)
+            self._words = MemoryMapping(self._fd, self.nbytes, writable=True)
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self._backed = 0
+        self._fresh = 0
+        self._free: list[int] = []
+
+    def restore(self, live: Mapping[int, int]) -> None:
+        """Make every word what *live* (slot to generation) says, and any other zero."""
+        self._zero_unknown(live)
+        self._fresh = max(live, default=-1) + 1
+        self._back(self._fresh)
+        for slot, generation in live.items():
+            self._words.store(slot * WORD_BYTES, generation)
+        self._free = [slot for slot in range(self._fresh) if slot not in live]
+
+    def take_slot(self) -> int:
+        """Return a free slot whose word can be written.
+
+        Raises:
+            PoolFull: every slot is taken, or the arena has no page left for the file.
+        """
+        if self._free:
+            return heapq.heappop(self._free)
+        if self._fresh >= SLOTS:
+            raise PoolFull(f"the arena holds its limit of {SLOTS} slabs; free some", limit=SLOTS)
+        self._back(self._fresh + 1)
+        self._fresh += 1
+        return self._fresh - 1
+
+    def release_slot(self, slot: int) -> None:
+        """Give a slot back; its word must be zero."""
+        heapq.heappush(self._free, slot)
+
+    def store(self, slot: int, generation: int) -> None:
+        """Set the word of *slot*; 0 says that no slab lives there."""
+        self._words.store(slot * WORD_BYTES, generation)
+
+    def load(self, slot: int) -> int:
+        """Return the word of *slot*."""
+        return self._words.load(slot * WORD_BYTES)
+
+    def close(self) -> None:
+        """Unmap the words; the file stays. May be called twice."""
+        if self._fd >= 0:
+            self._words.close()
+            os.close(self._fd)
+            self._fd = -1
+
+    def _back(self, slots: int) -> None:
+        # A store into a hole of a full tmpfs would be a SIGBUS: have the pages first.
+        end = -(-slots * WORD_BYTES // STEP_BYTES) * STEP_BYTES
+        if end <= self._backed:
+            return
+        try:
+            os.posix_fallocate(self._fd, self._backed, end - self._backed)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise PoolFull(
+                "the arena's file system has no room for one more slab's generation word; free slabs or give it more memory"
+            ) from None
+        self._backed = end
+
+    def _zero_unknown(self, live: Mapping[int, int]) -> None:
+        start = 0
+        while True:
+            try:
+                start = os.lseek(self._fd, start, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:
+                    return
+                raise
+            end = os.lseek(self._fd, start, os.SEEK_HOLE)
+            start = start // WORD_BYTES * WORD_BYTES
+            for offset in range(start, min(end, self.nbytes), STEP_BYTES):
+                words = memoryview(os.pread(self._fd, min(STEP_BYTES, end - offset), offset)).cast("Q")
+                for index, word in enumerate(words):
+                    if word and offset // WORD_BYTES + index not in live:
+                        self._words.store(offset + index * WORD_BYTES, 0)
+            start = end

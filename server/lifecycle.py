@@ -1,0 +1,324 @@
+"""How slabs and sessions begin and end: table, arena, catalog, generation words and data planes, kept in step.
+
+Everything runs in the loop's thread but the making and the removal of long slabs, which wait for the kernel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable
+from concurrent.futures import Executor
+from typing import Any, Final
+
+import structlog
+
+from farpool.native.mapping import Mapping as MemoryMapping
+from farpool.protocol.errors import PermissionDenied, PoolFull
+from farpool.protocol.messages import encode_event
+from farpool.protocol.units import Lease, format_bytes
+from farpool.server.arena import Arena
+from farpool.server.catalog import Catalog, HolderRow, SessionRow, SlabRow
+from farpool.server.dataplanes import DataPlanes
+from farpool.server.deadlines import Clock, Deadlines
+from farpool.server.generations import GenerationFile
+from farpool.server.leases import Leases
+from farpool.server.sessions import Channel, Session, SessionEvent, SessionTable, Timing
+from farpool.server.slabs import Slab, SlabTable
+from farpool.transports.contract import Mode
+
+__all__ = ["LONG_BYTES", "Lifecycle"]
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger("farpool.lifecycle")
+
+LONG_BYTES: Final = 16 << 20
+"""Slabs over this are made and removed in a thread: the kernel takes over a millisecond for their pages."""
+
+ENDS_IN_ONE_GO: Final = 256
+"""Slabs of an ended session that are removed before the loop turns to others."""
+
+REVOKED: Final = "revoked"
+EXPIRED: Final = "expired"
+
+
+class Lifecycle:
+    """Owns every slab and session of one server. Not thread-safe."""
+
+    def __init__(
+        self,
+        *,
+        arena: Arena,
+        catalog: Catalog,
+        generations: GenerationFile,
+        planes: DataPlanes,
+        timing: Timing,
+        capacity: int,
+        clock: Clock,
+        deadlines: Deadlines,
+        executor: Executor,
+    ) -> None:
+        self.arena = arena
+        self.catalog = catalog
+        self.generations = generations
+        self.planes = planes
+        self.slabs = SlabTable(capacity)
+        self.sessions = SessionTable(timing, clock, deadlines.watch, self._session_ended)
+        self.leases = Leases(self.slabs, self.sessions, deadlines.watch, self._lease_ended)
+        self._executor = executor
+        self._working: set[asyncio.Future[Any]] = set()
+        self._removing: set[int] = set()
+
+    def watch_restored(self) -> None:
+        """Watch over the leases that a restart brought back."""
+        for slab in self.slabs.all():
+            self.leases.begin(slab)
+
+    # Slabs begin ------------------------------------------------------------------------------------------------
+
+    def prepare(self, session: Session, nbytes: int, name: str | None, lease: Lease) -> Slab:
+        """Reserve the bytes, the name, the numbers and the slot of a new slab; raise ``PoolFull``, ``NameTaken``."""
+        self.slabs.check_room(session.tenant, name, self.arena.charge(nbytes))
+        slab = Slab(
+            self.arena,
+            id=self.catalog.next_number("next_slab"),
+            generation=self.catalog.next_number("next_generation"),
+            slot=self.generations.take_slot(),
+            nbytes=nbytes,
+            tenant=session.tenant,
+            name=name,
+            lease=lease,
+            owner=None if lease == "persistent" else session.id,
+        )
+        self.slabs.reserve(slab)
+        return slab
+
+    def make(self, slab: Slab) -> None:
+        """Make the memory of a prepared slab; undo the preparation if that fails."""
+        try:
+            self.arena.create(slab.id, slab.nbytes)
+        except BaseException as error:
+            self._abandon(slab)
+            raise self._in_numbers_of_the_pool(error, slab) from error
+
+    async def make_long(self, session: Session, slab: Slab) -> None:
+        """Do the same in a thread; raise ``PermissionDenied`` if the session ends meanwhile."""
+        making = asyncio.get_running_loop().run_in_executor(
+            self._executor, self.arena.create, slab.id, slab.nbytes
+        )
+        self._working.add(making)
+        making.add_done_callback(self._working.discard)
+        try:
+            await asyncio.shield(making)
+        except asyncio.CancelledError:
+            making.add_done_callback(lambda _: self._abandon(slab))
+            raise
+        except BaseException as error:
+            self._abandon(slab)
+            raise self._in_numbers_of_the_pool(error, slab) from error
+        if not session.alive:
+            self._abandon(slab)
+            raise PermissionDenied(f"session {session.id} ended while its slab was being made")
+
+    def admit(self, session: Session, slab: Slab, transport: str) -> dict[str, Any]:
+        """Let a made slab live, attached to *session* if *transport* is not empty; return its parameters."""
+        params: dict[str, Any] = {}
+        holder = None
+        try:
+            self.generations.store(slab.slot, slab.generation)
+            if transport:
+                assert session.served is not None
+                params = self.planes.publish(transport, slab, session.served, "rw")
+                if self.planes.may_map(transport):
+                    holder = HolderRow(slab.id, session.id, transport, "rw")
+            self.catalog.insert_slab(_row_of(slab), holder)
+        except BaseException:
+            self.generations.store(slab.slot, 0)
+            self.planes.revoke(slab, {transport})
+            slab.close_memory()
+            self._abandon(slab)
+            raise
+        self.slabs.admit(slab)
+        if transport:
+            self.slabs.hold(slab, session.id, transport, "rw")
+        self.leases.begin(slab)
+        return params
+
+    def attach(self, session: Session, slab: Slab, transport: str, mode: Mode) -> dict[str, Any]:
+        """Let *session* reach the slab over *transport*; return the parameters for its client half."""
+        assert session.served is not None
+        # One grant a session, slab and transport: a second attach never narrows the first.
+        granted: Mode = "rw" if slab.holders.get((session.id, transport)) == "rw" else mode
+        params = self.planes.publish(transport, slab, session.served, granted)
+        if self.planes.may_map(transport):
+            self.catalog.insert_holder(HolderRow(slab.id, session.id, transport, granted))
+        self.slabs.hold(slab, session.id, transport, granted)
+        if self.leases.adopt(slab, session):
+            self.catalog.set_owner(slab.id, session.id, None)
+        return params
+
+    # Slabs end --------------------------------------------------------------------------------------------------
+
+    def end_slab(self, slab: Slab, event: str, by: Session | None = None) -> Awaitable[None] | None:
+        """End a slab: nobody finds or reaches it any more. Return what to wait for if its file takes a while.
+
+        The bytes stay charged until the file is removed and each session that may map it has let go.
+        """
+        audience = {session_id for session_id, _ in slab.holders}
+        if slab.owner is not None:
+            audience.add(slab.owner)
+        self.slabs.retire(slab)
+        self.generations.store(slab.slot, 0)
+        self.planes.revoke(slab, {transport for _, transport in slab.holders})
+        for session_id, transport in list(slab.holders):
+            if not self.planes.may_map(transport):
+                self.slabs.let_go(slab, session_id, transport)
+        self._tell(audience, slab, event, by)
+        if slab.holders:
+            self.catalog.mark_reclaiming(slab.id)
+        if slab.charged > LONG_BYTES:
+            return self._remove_long(slab)
+        slab.close_memory()
+        self.arena.remove(slab.id)
+        self._settle(slab)
+        return None
+
+    def let_go(self, slab: Slab, session_id: int, transport: str) -> None:
+        """Take a slab, alive or reclaiming, from one session over one transport."""
+        if not self.slabs.let_go(slab, session_id, transport):
+            return
+        self.planes.withdraw(transport, slab, session_id)
+        if self.planes.may_map(transport):
+            self.catalog.delete_holder(slab.id, session_id, transport)
+        if slab.state == "reclaiming":
+            self._settle(slab)
+
+    def _remove_long(self, slab: Slab) -> Awaitable[None]:
+        mapping = slab.take_memory()
+        self._removing.add(slab.id)
+        removal = asyncio.get_running_loop().run_in_executor(
+            self._executor, _remove, self.arena, slab.id, mapping
+        )
+        self._working.add(removal)
+
+        def removed(future: asyncio.Future[None]) -> None:
+            self._working.discard(removal)
+            self._removing.discard(slab.id)
+            if not future.cancelled() and (error := future.exception()) is not None:
+                log.error("slab file not removed", slab=slab.id, error=str(error))
+            self._settle(slab)
+
+        removal.add_done_callback(removed)
+        return removal
+
+    def _settle(self, slab: Slab) -> None:
+        if slab.holders or slab.id in self._removing:
+            return
+        self.catalog.delete_slab(slab.id, held=False)
+        self.generations.release_slot(slab.slot)
+        self.slabs.settle(slab)
+
+    def _tell(self, audience: set[int], slab: Slab, event: str, by: Session | None) -> None:
+        for session_id in audience:
+            session = self.sessions.get(session_id)
+            if session is not None and session is not by and session.channel is not None:
+                session.channel.send(encode_event(event, id=slab.id, generation=slab.generation))
+
+    def _abandon(self, slab: Slab) -> None:
+        with contextlib.suppress(OSError):
+            self.arena.remove(slab.id)
+        self.generations.release_slot(slab.slot)
+        self.slabs.abandon(slab)
+
+    def _in_numbers_of_the_pool(self, error: BaseException, slab: Slab) -> BaseException:
+        if not isinstance(error, PoolFull):
+            return error
+        free, capacity = self.slabs.free, self.slabs.capacity
+        return PoolFull(
+            f"{error.message} (the pool counts {format_bytes(free)} free of {format_bytes(capacity)})",
+            asked=slab.charged,
+            free=min(free, error.details.get("free", free)),
+            capacity=capacity,
+        )
+
+    # Sessions ---------------------------------------------------------------------------------------------------
+
+    def open_session(self, tenant: str, channel: Channel, limit: int, pid: int | None) -> Session:
+        """Begin a session and record it, so that a restarted server can resume it."""
+        session = self.sessions.open(self.catalog.next_number("next_session"), tenant, channel, limit)
+        session.pid = pid
+        try:
+            self.catalog.insert_session(SessionRow(session.id, tenant, session.secret_hash, pid))
+        except BaseException:
+            session.channel = None
+            self.sessions.end(session, SessionEvent.STOPPED)
+            raise
+        return session
+
+    def _session_ended(self, session: Session, event: SessionEvent) -> None:
+        quiet = event in (SessionEvent.GOODBYE, SessionEvent.STOPPED)
+        (log.debug if quiet else log.info)("session ended", session=session.id, reason=event.value)
+        with self.catalog.transaction():
+            for slab in self.slabs.held_by(session.id):
+                for session_id, transport in list(slab.holders):
+                    if session_id == session.id:
+                        self.let_go(slab, session_id, transport)
+            ending: list[Slab] = []
+            for slab in self.slabs.owned_by(session.id):
+                if slab.ttl is None:
+                    ending.append(slab)
+                else:
+                    self.catalog.set_owner(slab.id, None, self.leases.orphan(slab, session))
+            self.planes.end_session(session.id)
+            self.catalog.delete_session(session.id)
+        self._end_some(ending)
+
+    def _end_some(self, slabs: list[Slab]) -> None:
+        with self.catalog.transaction():
+            for slab in slabs[:ENDS_IN_ONE_GO]:
+                if slab.state == "live":
+                    self.end_slab(slab, REVOKED)
+        if len(slabs) > ENDS_IN_ONE_GO:
+            asyncio.get_running_loop().call_soon(self._end_some, slabs[ENDS_IN_ONE_GO:])
+
+    def _lease_ended(self, slab: Slab) -> None:
+        log.info("lease ended", slab=slab.id, name=slab.name)
+        self.end_slab(slab, EXPIRED)
+
+    # The end ----------------------------------------------------------------------------------------------------
+
+    async def finish(self) -> None:
+        """End every session and wait for the work in threads; leased and persistent slabs stay."""
+        for session in self.sessions.all():
+            self.sessions.end(session, SessionEvent.STOPPED)
+        self._end_some_now()
+        while self._working:
+            await asyncio.wait(self._working)
+        for slab in self.slabs.close():
+            slab.close_memory()
+
+    def _end_some_now(self) -> None:
+        for slab in self.slabs.all():
+            if slab.lease == "session":
+                self.end_slab(slab, REVOKED)
+
+
+def _row_of(slab: Slab) -> SlabRow:
+    lease = "ttl" if slab.ttl is not None else str(slab.lease)
+    return SlabRow(
+        id=slab.id,
+        generation=slab.generation,
+        slot=slab.slot,
+        nbytes=slab.nbytes,
+        tenant=slab.tenant,
+        name=slab.name,
+        lease=lease,
+        ttl=slab.ttl,
+        owner=slab.owner,
+        deadline=None,
+    )
+
+
+def _remove(arena: Arena, slab_id: int, mapping: MemoryMapping | None) -> None:
+    if mapping is not None:
+        mapping.close()
+    arena.remove(slab_id)

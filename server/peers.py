@@ -1,0 +1,68 @@
+"""Who is on the other end of a control connection, and whether that process still lives."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+__all__ = ["Peer", "ProcessWatch", "peer_of"]
+
+_CREDENTIALS = struct.Struct("iII")
+"""``struct ucred``: pid, uid, gid (unix(7))."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The other end of a connection; ``pid`` and ``uid`` are the kernel's word, for Unix sockets alone."""
+
+    address: str
+    pid: int | None = None
+    uid: int | None = None
+
+    def __str__(self) -> str:
+        return self.address
+
+
+def peer_of(transport: asyncio.BaseTransport) -> Peer:
+    """Return who is connected through *transport*."""
+    kernel_socket = transport.get_extra_info("socket")
+    if kernel_socket is not None and kernel_socket.family == socket.AF_UNIX:
+        with socket.socket(fileno=os.dup(kernel_socket.fileno())) as ours:
+            credentials = ours.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid, uid, _ = _CREDENTIALS.unpack(credentials)
+        # A process of another pid namespace is shown as 0.
+        return Peer(f"unix:pid={pid},uid={uid}", pid or None, uid)
+    name = transport.get_extra_info("peername")
+    if not name:
+        return Peer("unknown")
+    host, port = name[0], name[1]
+    return Peer(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+
+
+class ProcessWatch:
+    """Calls *died* from the loop when the process *pid* has ended. ``close`` may be called twice."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, pid: int, died: Callable[[], None]) -> None:
+        self._loop = loop
+        self._died = died
+        self._fd = -1
+        # ProcessLookupError: dead already, its connection tells. EMFILE: the end of the connection has to do.
+        with contextlib.suppress(OSError):
+            self._fd = os.pidfd_open(pid)
+            loop.add_reader(self._fd, self._ended)
+
+    def _ended(self) -> None:
+        self.close()
+        self._died()
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = -1

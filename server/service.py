@@ -1,0 +1,254 @@
+"""What each request does. Takes requests and gives replies; raises errors of the protocol; knows no wire format."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Awaitable
+from importlib.metadata import version
+from typing import Final, Protocol
+
+import structlog
+
+from farpool.protocol.errors import FarpoolError, InvalidArgument, PermissionDenied, ProtocolError
+from farpool.protocol.messages import (
+    PAGE_SLABS,
+    PROTOCOL_VERSION,
+    Allocate,
+    Attach,
+    Attached,
+    Detach,
+    Done,
+    Free,
+    Heartbeat,
+    Hello,
+    Listing,
+    Open,
+    Reply,
+    Request,
+    ServerStat,
+    SlabInfo,
+    SlabList,
+    Stat,
+    Welcome,
+)
+from farpool.protocol.units import parse_lease, parse_size, validate_name
+from farpool.server.catalog import DEFAULT_TENANT
+from farpool.server.deadlines import Clock
+from farpool.server.lifecycle import LONG_BYTES, REVOKED, Lifecycle
+from farpool.server.sessions import Channel, Session, SessionState
+from farpool.server.slabs import Slab
+from farpool.transports.contract import Mode
+
+__all__ = ["Limits", "PoolService"]
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger("farpool.service")
+
+SERVER_NAME: Final = f"farpool/{version('farpool')}"
+
+
+class Limits(Protocol):
+    """The settings that the operations look at; they may change while the server runs."""
+
+    @property
+    def max_sessions(self) -> int: ...  # noqa: D102
+    @property
+    def session_timeout(self) -> float: ...  # noqa: D102
+    @property
+    def heartbeat(self) -> float: ...  # noqa: D102
+
+
+class PoolService:
+    """The operations of one pool. Not thread-safe."""
+
+    def __init__(self, life: Lifecycle, limits: Limits, clock: Clock, epoch: int) -> None:
+        self.life = life
+        self.limits = limits
+        self.epoch = epoch
+        self.draining = False
+        self.addresses: list[str] = []
+        self.last_request = clock()
+        """When something was last asked, heartbeats apart; a drain ends when nothing is asked any more."""
+        self._clock = clock
+        self._started = clock()
+
+    def welcome(self, channel: Channel, hello: Hello, pid: int | None) -> tuple[Session, Welcome]:
+        """Open or resume a session for the client behind *channel*."""
+        if hello.protocol != PROTOCOL_VERSION:
+            raise ProtocolError(
+                f"the client speaks version {hello.protocol} of the control protocol, this server {PROTOCOL_VERSION};"
+                " install the same release of farpool on both sides",
+                server=PROTOCOL_VERSION,
+            )
+        tenant = DEFAULT_TENANT if hello.tenant is None else hello.tenant
+        if not self.life.catalog.has_tenant(tenant):
+            raise PermissionDenied(
+                f'this server has no tenant "{tenant[:80]}"; leave the tenant out for "{DEFAULT_TENANT}"'
+            )
+        if self.draining:
+            raise PermissionDenied(
+                "the server is draining and opens no more sessions; try again once it is back"
+            )
+        sessions = self.life.sessions
+        if hello.resume is not None:
+            session = sessions.resume(hello.resume.session, hello.resume.secret, channel)
+            session.pid = pid
+        else:
+            session = self.life.open_session(tenant, channel, self.limits.max_sessions, pid)
+        assert session.served is not None
+        return session, Welcome(
+            protocol=PROTOCOL_VERSION,
+            server=SERVER_NAME,
+            session=session.id,
+            secret=session.served.secret,
+            tenant=session.tenant,
+            epoch=self.epoch,
+            resumed=hello.resume is not None,
+            heartbeat=self.limits.heartbeat,
+            session_timeout=self.limits.session_timeout,
+            offers=self.life.planes.offers(),
+        )
+
+    def handle(self, session: Session, request: Request) -> Reply | Awaitable[Reply]:
+        """Do what *request* asks for *session*; long work comes back as an awaitable."""
+        session.last_seen = now = self._clock()
+        if isinstance(request, Heartbeat):
+            return Done()
+        self.last_request = now
+        match request:
+            case Allocate():
+                return self._allocate(session, request)
+            case Free():
+                return self._free(session, request)
+            case Open():
+                return self._open(session, request)
+            case Attach():
+                slab = self.life.slabs.get_life(session.tenant, request.id, request.generation)
+                return self._attached(session, slab, request.transport, _mode(request.mode))
+            case Detach():
+                return self._detach(session, request)
+            case Listing():
+                return self._list(session, request)
+            case Stat():
+                return self._stat()
+            case _:
+                raise ProtocolError(f"{request.operation} cannot be asked in an open session")
+
+    def _allocate(self, session: Session, request: Allocate) -> Attached | Awaitable[Attached]:
+        if self.draining:
+            raise PermissionDenied(
+                "the server is draining and makes no more slabs; try again once it is back"
+            )
+        nbytes = parse_size(request.nbytes)
+        name = None if request.name is None else validate_name(request.name)
+        lease = parse_lease(request.lease)
+        if request.transport:
+            self.life.planes.check(request.transport)
+        slab = self.life.prepare(session, nbytes, name, lease)
+        if slab.charged > LONG_BYTES:
+            return self._allocate_long(session, slab, request.transport)
+        self.life.make(slab)
+        return self._admitted(session, slab, request.transport)
+
+    async def _allocate_long(self, session: Session, slab: Slab, transport: str) -> Attached:
+        await self.life.make_long(session, slab)
+        return self._admitted(session, slab, transport)
+
+    def _admitted(self, session: Session, slab: Slab, transport: str) -> Attached:
+        params = self.life.admit(session, slab, transport)
+        return Attached(slab=self.info(slab), epoch=self.epoch, transport=transport, params=params)
+
+    def _open(self, session: Session, request: Open) -> Attached:
+        slabs = self.life.slabs
+        mode = _mode(request.mode)
+        if request.name is not None and request.id is None:
+            slab = slabs.get_named(session.tenant, validate_name(request.name))
+        elif request.id is not None and request.name is None:
+            slab = slabs.get(session.tenant, request.id)
+        else:
+            raise InvalidArgument("open needs a name or an id, and not both")
+        if not request.transport:
+            return Attached(slab=self.info(slab), epoch=self.epoch)
+        return self._attached(session, slab, request.transport, mode)
+
+    def _attached(self, session: Session, slab: Slab, transport: str, mode: Mode) -> Attached:
+        params = self.life.attach(session, slab, transport, mode)
+        return Attached(slab=self.info(slab), epoch=self.epoch, transport=transport, params=params)
+
+    def _detach(self, session: Session, request: Detach) -> Done:
+        slab = self.life.slabs.get_held(request.id, request.generation)
+        if slab is not None:
+            self.life.let_go(slab, session.id, request.transport)
+        return Done()
+
+    def _free(self, session: Session, request: Free) -> Done | Awaitable[Done]:
+        slab = self.life.slabs.get_life(session.tenant, request.id, request.generation)
+        removal = self.life.end_slab(slab, REVOKED, by=session)
+        return Done() if removal is None else _done_after(removal)
+
+    def _list(self, session: Session, request: Listing) -> SlabList:
+        limit = min(max(1, request.limit), PAGE_SLABS)
+        slabs, more = self.life.slabs.page(session.tenant, request.after, limit)
+        return SlabList(slabs=[self.info(slab) for slab in slabs], more=more)
+
+    def _stat(self) -> ServerStat:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        slabs = self.life.slabs
+        return ServerStat(
+            server=SERVER_NAME,
+            epoch=self.epoch,
+            pid=os.getpid(),
+            uptime=self._clock() - self._started,
+            state="draining" if self.draining else "serving",
+            arena=self.life.arena.path,
+            capacity=slabs.capacity,
+            allocated=slabs.allocated,
+            reclaiming=slabs.reclaiming,
+            free=slabs.free,
+            slabs=len(slabs),
+            sessions=len(self.life.sessions),
+            cpu_seconds=usage.ru_utime + usage.ru_stime,
+            transports=self.life.planes.counters(),
+            addresses=self.addresses,
+        )
+
+    def info(self, slab: Slab) -> SlabInfo:
+        """Return what anyone who may see the slab is told of it."""
+        state: str = slab.state
+        expires_in = None
+        if slab.state == "live":
+            if slab.lease == "session" and slab.owner is not None:
+                owner = self.life.sessions.get(slab.owner)
+                if owner is None or owner.state is not SessionState.CONNECTED:
+                    state = "orphaned"
+            elif slab.ttl is not None:
+                expires_in = max(0.0, self.life.leases.deadline(slab) - self._clock())
+        return SlabInfo(
+            id=slab.id,
+            generation=slab.generation,
+            nbytes=slab.nbytes,
+            tenant=slab.tenant,
+            name=slab.name,
+            lease=slab.lease,
+            expires_in=expires_in,
+            state=state,
+            attached=slab.attached,
+        )
+
+
+async def _done_after(removal: Awaitable[None]) -> Done:
+    try:
+        await removal
+    except OSError as error:
+        raise FarpoolError(
+            f"the slab has ended, but its file could not be removed: {error.strerror}"
+        ) from error
+    return Done()
+
+
+def _mode(value: str) -> Mode:
+    if value == "r":
+        return "r"
+    if value == "rw":
+        return "rw"
+    raise InvalidArgument(f'mode must be "r" or "rw", not {value!r:.40}')

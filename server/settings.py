@@ -1,0 +1,217 @@
+"""What a server can be told: a file ``farpool.toml``, the environment ``FARPOOL_*``, the command line.
+
+The command line wins over the environment, and that over the file. Nothing here touches the machine but the reading
+of the file.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PrivateAttr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings.sources import InitSettingsSource
+
+from farpool.protocol.addresses import default_socket_path, parse_host_port, validate_socket_path
+from farpool.protocol.errors import FarpoolError
+from farpool.protocol.units import parse_size
+
+__all__ = ["RELOADABLE", "ConfigurationError", "ServerSettings", "load_settings"]
+
+RELOADABLE = ("capacity", "log_level", "session_timeout", "disconnect_grace", "resume_grace", "drain_timeout")
+"""Settings that SIGHUP changes in a running server; any other change waits for a restart."""
+
+Seconds = Annotated[float, Field(gt=0, le=86400.0)]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+class ConfigurationError(FarpoolError):
+    """The server cannot start as it was told to; one line that says what is wrong and how to mend it."""
+
+
+def _default_arena() -> str:
+    return f"/dev/shm/farpool-{os.geteuid()}"  # noqa: S108  owner and mode are checked when it is opened
+
+
+def _default_socket() -> str:
+    return default_socket_path(os.environ, os.geteuid())
+
+
+class ServerSettings(BaseSettings):
+    """Every setting of a pool server, with its default. Sizes are bytes, times are seconds."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="FARPOOL_", env_ignore_empty=True, extra="forbid", frozen=True, validate_default=False
+    )
+
+    capacity: int = 1 << 30
+    """Bytes that all slabs together may take; a string such as ``"64GiB"`` is accepted."""
+    arena: str = Field(default_factory=_default_arena)
+    """Directory on a memory file system that holds the slabs, one file each."""
+    listen: str = "127.0.0.1:7700"
+    """``HOST:PORT`` of the control plane; port 0 lets the kernel choose."""
+    unix: str = Field(default_factory=_default_socket)
+    """Path of the control plane's Unix socket."""
+    socket_mode: str = "0600"
+    """Permission bits of the Unix socket, in octal."""
+    transports: Annotated[tuple[str, ...], NoDecode] = ("cxl", "tcp")
+    """Transports to offer, each by the name of its entry point."""
+    data_listen: str = "127.0.0.1:0"
+    """``HOST:PORT`` of the tcp data plane."""
+    data_threads: int = Field(default=1, ge=1, le=256)
+    """Reactor threads of the tcp data plane."""
+    transport_settings: dict[str, dict[str, Any]] = Field(default_factory=dict[str, dict[str, Any]])
+    """Settings of transports by name, handed over as they are."""
+    session_timeout: Seconds = 10.0
+    """Silence after which a connected session ends."""
+    disconnect_grace: Seconds = 1.0
+    """How long a session whose connection ended can be resumed."""
+    resume_grace: Seconds = 30.0
+    """How long sessions can be resumed after a restart of the server."""
+    drain_timeout: Seconds = 5.0
+    """How long SIGTERM waits for sessions to end by themselves."""
+    max_sessions: int = Field(default=1024, ge=1, le=1 << 20)
+    """Sessions that may be open at once."""
+    log_level: LogLevel = "info"
+    log_format: Literal["auto", "json", "console"] = "auto"
+    """``auto`` writes for people to a terminal, and JSON elsewhere."""
+
+    _config: Path | None = PrivateAttr(default=None)
+    _overrides: dict[str, Any] = PrivateAttr(default_factory=dict[str, Any])
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Order the sources: what was passed, the environment, then what the subclass of a file adds."""
+        return (init_settings, env_settings)
+
+    @field_validator("capacity", mode="before")
+    @classmethod
+    def _capacity(cls, value: object) -> int:
+        return parse_size(value, what="capacity")
+
+    @field_validator("arena", mode="after")
+    @classmethod
+    def _arena(cls, value: str) -> str:
+        if not value or "\0" in value:
+            raise ValueError("the arena must be the path of a directory")
+        return str(Path(value).expanduser().absolute())
+
+    @field_validator("listen", "data_listen", mode="after")
+    @classmethod
+    def _host_port(cls, value: str) -> str:
+        parse_host_port(value)
+        return value
+
+    @field_validator("unix", mode="after")
+    @classmethod
+    def _unix(cls, value: str) -> str:
+        return validate_socket_path(str(Path(value.removeprefix("unix://")).expanduser().absolute()))
+
+    @field_validator("socket_mode", mode="after")
+    @classmethod
+    def _socket_mode(cls, value: str) -> str:
+        try:
+            mode = int(value, 8)
+        except ValueError:
+            mode = -1
+        if not 0 <= mode <= 0o777:
+            raise ValueError(f'must be permission bits in octal, such as "0600" or "0660", not {value!r}')
+        return value
+
+    @field_validator("transports", mode="before")
+    @classmethod
+    def _transports(cls, value: object) -> object:
+        names = value.split(",") if isinstance(value, str) else value
+        if isinstance(names, (list, tuple)):
+            names = tuple(dict.fromkeys(str(name).strip() for name in names))  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+            if not names or not all(names):
+                raise ValueError('must name transports, such as "cxl,tcp"')
+        return names
+
+    @property
+    def socket_bits(self) -> int:
+        """The permission bits of the Unix socket as a number."""
+        return int(self.socket_mode, 8)
+
+    @property
+    def heartbeat(self) -> float:
+        """Seconds between a client's heartbeats: four fit into the time of silence that ends a session."""
+        return min(2.5, self.session_timeout / 4)
+
+    def reloaded(self) -> ServerSettings:
+        """Read the same sources again; raises :class:`ConfigurationError` and leaves these settings as they are."""
+        return load_settings(self._config, self._overrides)
+
+
+def load_settings(
+    config: str | os.PathLike[str] | None = None, overrides: Mapping[str, Any] | None = None
+) -> ServerSettings:
+    """Read the settings: *overrides* (None values are skipped), the environment, the file *config*, the defaults.
+
+    Raises:
+        ConfigurationError: the file cannot be read, has an unknown key, or some value cannot be right.
+    """
+    path = Path(config) if config is not None else None
+    passed = {key: value for key, value in (overrides or {}).items() if value is not None}
+    from_file = _read_file(path) if path is not None else {}
+
+    class FileSettings(ServerSettings):
+        @classmethod
+        def settings_customise_sources(
+            cls, settings_cls: type[BaseSettings], *args: Any, **kwargs: Any
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            sources = super().settings_customise_sources(settings_cls, *args, **kwargs)
+            return (*sources, InitSettingsSource(settings_cls, init_kwargs=from_file))
+
+    try:
+        settings = FileSettings(**passed)
+    except ValidationError as error:
+        raise ConfigurationError(_explain(error, path, passed, from_file)) from None
+    settings._config, settings._overrides = path, passed
+    return settings
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the configuration file {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigurationError(f"the configuration file {path} is not valid TOML: {error}") from None
+    known = sorted(ServerSettings.model_fields)
+    for key in values:
+        if key not in known:
+            raise ConfigurationError(f'{path}: unknown key "{key}"; known keys are {", ".join(known)}')
+    return values
+
+
+def _explain(
+    error: ValidationError, path: Path | None, passed: Mapping[str, Any], from_file: Mapping[str, Any]
+) -> str:
+    first = error.errors(include_url=False)[0]
+    key = ".".join(str(part) for part in first["loc"])
+    name = str(first["loc"][0]) if first["loc"] else ""
+    variable = f"FARPOOL_{name.upper()}"
+    if name in passed:
+        source = f"setting {key}"
+    elif os.environ.get(variable):
+        source = f"environment variable {variable}"
+    elif name in from_file:
+        source = f'{path}: key "{key}"'
+    else:
+        source = f"setting {key}"
+    if first["type"] == "extra_forbidden":
+        return f"{source} is unknown; known are {', '.join(sorted(ServerSettings.model_fields))}"
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{source}: {message} (got {first['input']!r})"

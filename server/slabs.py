@@ -1,0 +1,289 @@
+"""The slabs that are alive, who owns and who holds them, and the bytes that they are charged for.
+
+A slab is ``live`` or ``orphaned`` while it can be found, and ``reclaiming`` from its end until nobody holds its memory.
+No I/O but a slab's own mapping; the service keeps arena, catalog and data planes in step with this table.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Iterable
+from typing import Literal
+
+from farpool.native.mapping import Mapping as MemoryMapping
+from farpool.protocol.errors import NameTaken, PoolFull, SlabNotFound, StaleSlab
+from farpool.protocol.units import Lease, format_bytes
+from farpool.server.arena import Arena
+from farpool.transports.contract import Mode
+
+__all__ = ["Slab", "SlabTable"]
+
+State = Literal["live", "reclaiming"]
+
+
+class Slab:
+    """One slab; what transports see of it is :class:`farpool.transports.contract.ServedSlab`."""
+
+    __slots__ = (
+        "_arena",
+        "_mapping",
+        "charged",
+        "deadline",
+        "generation",
+        "holders",
+        "id",
+        "lease",
+        "name",
+        "nbytes",
+        "owner",
+        "slot",
+        "state",
+        "tenant",
+    )
+
+    def __init__(
+        self,
+        arena: Arena,
+        *,
+        id: int,  # noqa: A002  the contract's name
+        generation: int,
+        slot: int,
+        nbytes: int,
+        tenant: str,
+        name: str | None,
+        lease: Lease,
+        owner: int | None,
+    ) -> None:
+        self._arena = arena
+        self._mapping: MemoryMapping | None = None
+        self.id = id
+        self.generation = generation
+        self.slot = slot
+        self.nbytes = nbytes
+        self.charged = arena.charge(nbytes)
+        self.tenant = tenant
+        self.name = name
+        self.lease = lease
+        self.owner = owner
+        """Session whose end ends this slab, or that renews its lease."""
+        self.deadline = math.inf
+        """When a leased slab ends that has no owner any more, on the server's clock."""
+        self.state: State = "live"
+        self.holders: dict[tuple[int, str], Mode] = {}
+        """(session, transport) to the widest mode that was granted."""
+
+    @property
+    def ttl(self) -> float | None:
+        """Seconds of the lease, None unless it is a time to live."""
+        return None if isinstance(self.lease, str) else self.lease
+
+    @property
+    def label(self) -> str:
+        """How messages name the slab."""
+        return f"slab {self.id}" if self.name is None else f'slab {self.id} "{self.name}"'
+
+    @property
+    def attached(self) -> int:
+        """Sessions that have it attached."""
+        return len({session for session, _ in self.holders})
+
+    def memory(self) -> MemoryMapping:
+        """Return the server's own mapping, made on first use."""
+        if self._mapping is None:
+            self._mapping = self._arena.map(self.id, self.nbytes)
+        return self._mapping
+
+    def open_descriptor(self, mode: Mode) -> int:
+        """Return a new descriptor of the memory; the caller closes it."""
+        return self._arena.open_descriptor(self.id, mode)
+
+    def take_memory(self) -> MemoryMapping | None:
+        """Give the server's own mapping away, if there is one, for the caller to close."""
+        mapping, self._mapping = self._mapping, None
+        return mapping
+
+    def close_memory(self) -> None:
+        """Unmap the server's own mapping, if there is one."""
+        if (mapping := self.take_memory()) is not None:
+            mapping.close()
+
+
+class SlabTable:
+    """Slabs by id, name, owner and holder, with the bytes they are charged. Not thread-safe."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.allocated = 0
+        """Bytes of slabs that can be found, or are being made."""
+        self.reclaiming = 0
+        """Bytes of ended slabs that somebody still holds."""
+        self._slabs: dict[int, Slab] = {}
+        self._reclaiming: dict[int, Slab] = {}
+        self._names: dict[tuple[str, str], int] = {}
+        self._owned: dict[int, dict[int, Slab]] = {}
+        self._held: dict[int, dict[int, Slab]] = {}
+
+    def __len__(self) -> int:
+        return len(self._slabs)
+
+    @property
+    def free(self) -> int:
+        """Bytes that can be allocated now; 0 if the capacity was lowered below what is in use."""
+        return max(0, self.capacity - self.allocated - self.reclaiming)
+
+    # The life of a slab -----------------------------------------------------------------------------------------
+
+    def check_room(self, tenant: str, name: str | None, charged: int) -> None:
+        """Raise ``NameTaken`` or ``PoolFull`` if such a slab cannot be made now."""
+        if name is not None and (taken := self._names.get((tenant, name))) is not None:
+            raise NameTaken(
+                f'the name "{name}" belongs to slab {taken}; open that one, or choose another', id=taken
+            )
+        if charged > self.free:
+            waiting = (
+                f", {format_bytes(self.reclaiming)} wait for clients to let go" if self.reclaiming else ""
+            )
+            raise PoolFull(
+                f"asked for {format_bytes(charged)}, {format_bytes(self.free)} of the pool's {format_bytes(self.capacity)} are "
+                f"free{waiting}; free slabs, or serve with more capacity",
+                asked=charged,
+                free=self.free,
+                capacity=self.capacity,
+            )
+
+    def reserve(self, slab: Slab) -> None:
+        """Charge a slab that is about to be made, and take its name."""
+        self.allocated += slab.charged
+        if slab.name is not None:
+            self._names[slab.tenant, slab.name] = slab.id
+
+    def abandon(self, slab: Slab) -> None:
+        """Undo :meth:`reserve`."""
+        self.allocated -= slab.charged
+        if slab.name is not None:
+            del self._names[slab.tenant, slab.name]
+
+    def admit(self, slab: Slab) -> None:
+        """Let a reserved slab be found from now on."""
+        self._slabs[slab.id] = slab
+        if slab.owner is not None:
+            self._owned.setdefault(slab.owner, {})[slab.id] = slab
+
+    def retire(self, slab: Slab) -> None:
+        """End a slab: it cannot be found any more, its name is free, and its bytes count as reclaiming."""
+        del self._slabs[slab.id]
+        if slab.name is not None:
+            del self._names[slab.tenant, slab.name]
+        self.own(slab, None)
+        slab.state = "reclaiming"
+        slab.deadline = math.inf
+        self.allocated -= slab.charged
+        self.add_reclaiming(slab)
+
+    def add_reclaiming(self, slab: Slab) -> None:
+        """Keep an ended slab's bytes charged."""
+        self.reclaiming += slab.charged
+        self._reclaiming[slab.id] = slab
+
+    def settle(self, slab: Slab) -> None:
+        """Give an ended slab's bytes back to the pool."""
+        del self._reclaiming[slab.id]
+        self.reclaiming -= slab.charged
+
+    def own(self, slab: Slab, owner: int | None) -> None:
+        """Change the slab's owner."""
+        if slab.owner is not None:
+            owned = self._owned.get(slab.owner, {})
+            owned.pop(slab.id, None)
+            if not owned:
+                self._owned.pop(slab.owner, None)
+        slab.owner = owner
+        if owner is not None:
+            self._owned.setdefault(owner, {})[slab.id] = slab
+
+    def hold(self, slab: Slab, session_id: int, transport: str, mode: Mode) -> None:
+        """Note that a session has the slab attached over *transport*."""
+        slab.holders[session_id, transport] = mode
+        self._held.setdefault(session_id, {})[slab.id] = slab
+
+    def let_go(self, slab: Slab, session_id: int, transport: str) -> bool:
+        """Undo :meth:`hold`; return whether there was anything to undo."""
+        if slab.holders.pop((session_id, transport), None) is None:
+            return False
+        if all(holder != session_id for holder, _ in slab.holders):
+            held = self._held[session_id]
+            del held[slab.id]
+            if not held:
+                del self._held[session_id]
+        return True
+
+    # Finding ----------------------------------------------------------------------------------------------------
+
+    def get(self, tenant: str, slab_id: int) -> Slab:
+        """Return the tenant's slab of that id; raise ``SlabNotFound``."""
+        slab = self._slabs.get(slab_id)
+        if slab is None or slab.tenant != tenant:
+            raise SlabNotFound(
+                f"there is no slab {slab_id} here; it may have been freed or have expired", id=slab_id
+            )
+        return slab
+
+    def get_life(self, tenant: str, slab_id: int, generation: int) -> Slab:
+        """Return this very life of the slab; raise ``StaleSlab`` if it has ended."""
+        slab = self._slabs.get(slab_id)
+        if slab is None or slab.tenant != tenant or slab.generation != generation:
+            raise StaleSlab(
+                f"slab {slab_id} of generation {generation} was freed, revoked or has expired",
+                id=slab_id,
+                generation=generation,
+            )
+        return slab
+
+    def get_named(self, tenant: str, name: str) -> Slab:
+        """Return the tenant's slab of that name; raise ``SlabNotFound``."""
+        slab = self._slabs.get(self._names.get((tenant, name), 0))
+        if slab is None:
+            raise SlabNotFound(f'there is no slab named "{name}" here; see `farpool ls`', name=name)
+        return slab
+
+    def get_held(self, slab_id: int, generation: int) -> Slab | None:
+        """Return a slab, alive or reclaiming, that somebody may let go of."""
+        slab = self._slabs.get(slab_id) or self._reclaiming.get(slab_id)
+        return slab if slab is not None and slab.generation == generation else None
+
+    def owned_by(self, session_id: int) -> list[Slab]:
+        """Return the slabs that the session owns."""
+        return list(self._owned.get(session_id, {}).values())
+
+    def held_by(self, session_id: int) -> list[Slab]:
+        """Return the slabs, alive or reclaiming, that the session has attached."""
+        return list(self._held.get(session_id, {}).values())
+
+    def all(self) -> list[Slab]:
+        """Return the slabs that can be found, in the order of ids."""
+        return list(self._slabs.values())
+
+    def page(self, tenant: str, after: int, limit: int) -> tuple[list[Slab], bool]:
+        """Return at most *limit* of the tenant's slabs with ids over *after*, and whether there are more.
+
+        Reclaiming slabs are among them.
+        """
+        # Ids only grow, and both tables keep the order in which slabs came, but restored and long ones may be late.
+        ids = sorted([*self._slabs, *self._reclaiming])
+        found: list[Slab] = []
+        for slab_id in ids[bisect.bisect_right(ids, after) :]:
+            slab = self._slabs.get(slab_id) or self._reclaiming[slab_id]
+            if slab.tenant != tenant:
+                continue
+            if len(found) == limit:
+                return found, True
+            found.append(slab)
+        return found, False
+
+    def close(self) -> Iterable[Slab]:
+        """Forget everything, and return what was there for its memory to be closed."""
+        slabs = [*self._slabs.values(), *self._reclaiming.values()]
+        self._slabs.clear()
+        self._reclaiming.clear()
+        return slabs
