@@ -74,7 +74,8 @@ class SlabRow:
     """Session that made it or took it over; None if that has ended."""
     deadline: float | None
     """CLOCK_BOOTTIME of this boot when a leased slab without an owner ends."""
-    reclaiming: bool = False
+    reclaiming: int = 0
+    """1 once it was freed and only its holders keep its bytes charged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +249,7 @@ class Catalog:
         """Return every slab in the order of ids."""
         columns = "id, generation, slot, nbytes, tenant, name, lease, ttl, owner, deadline, reclaiming"
         rows = self._db.execute(f"SELECT {columns} FROM slabs ORDER BY id")  # noqa: S608  a constant
-        return [SlabRow(*row[:10], reclaiming=bool(row[10])) for row in rows]
+        return [SlabRow(*row) for row in rows]
 
     def holders(self) -> list[HolderRow]:
         """Return every holder."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable
-from typing import Final
+from typing import Final, cast
 
 import structlog
 
@@ -114,9 +114,9 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the clock on a new connection's hello."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(WRITE_HIGH_BYTES)
+        # uvloop's transports are no subclasses of asyncio's, but have the same methods.
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(WRITE_HIGH_BYTES)
         self.peer = peer_of(transport)
         self._plane.connections.add(self)
         self._plane.strangers += 1
