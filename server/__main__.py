@@ -1,4 +1,4 @@
-"""``python -m farpool.server``: a server of the environment's settings, or an embedded one that reads them on stdin."""
+"""``python -m farpool.server``: a server with the environment's settings, or those that an embedder sends."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""A whole server: built from its settings, run until a signal, taken down in order. ``farpool serve`` calls :func:`serve`."""
+"""A whole server: built from its settings, run until a signal, taken down in order: :func:`serve`."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import resource
 import shutil
 import signal
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
@@ -45,7 +45,7 @@ IDLE_SECONDS: Final = 0.5
 """A drain ends when nothing was asked for so long."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Embedding:
     """What a server needs to know that lives for one parent process alone."""
 
@@ -97,10 +97,10 @@ class Server:
         self._told_again = asyncio.Event()
         self._orphaned = False
 
-    # Start ------------------------------------------------------------------------------------------------------
+    # Start --------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Open the arena, bring back what survived, and listen everywhere but at the Unix socket's own name."""
+        """Open the arena, bring back what survived, and listen; the Unix socket has no name yet."""
         settings = self.settings
         _raise_descriptor_limit()
         arena = DirectoryArena(settings.arena)
@@ -122,8 +122,7 @@ class Server:
         await self._start_planes(planes, generations, life)
         self.service = PoolService(life, self, boot_clock, epoch)
         await self._listen()
-        log.info("arena ready", arena=arena.path, epoch=epoch, slabs=restored.slabs, sessions=restored.sessions,
-                 dropped=restored.dropped, orphans=restored.orphans)  # fmt: skip
+        log.info("arena ready", arena=arena.path, epoch=epoch, **dataclasses.asdict(restored))
 
     def _make_life(
         self, arena: DirectoryArena, catalog: Catalog, generations: GenerationFile, planes: DataPlanes
@@ -192,7 +191,7 @@ class Server:
                 capacity=format_bytes(self.settings.capacity),
             )
 
-    # What the parts ask of the settings, which may be reloaded ---------------------------------------------------
+    # What the parts ask of the settings, which may be reloaded ----------------------------------------
 
     @property
     def session_timeout(self) -> float:
@@ -219,7 +218,7 @@ class Server:
         """Seconds between a client's heartbeats."""
         return self.settings.heartbeat
 
-    # Run --------------------------------------------------------------------------------------------------------
+    # Run ----------------------------------------------------------------------------------------------
 
     def watch_signals(self) -> None:
         """SIGTERM and SIGINT end the server, a second one at once; SIGHUP reads the settings again."""
@@ -228,7 +227,7 @@ class Server:
         self._loop.add_signal_handler(signal.SIGHUP, self._reload)
 
     def watch_parent(self, embedding: Embedding) -> None:
-        """End at once when the parent is gone: its pipe ends, or (a fork may hold that open) its process does."""
+        """End at once when the parent is gone: its pipe ends or, should a fork hold that, its process."""
         self._loop.add_reader(embedding.lifeline, self._parent_gone, embedding.lifeline)
         watch = ProcessWatch(self._loop, embedding.parent, lambda: self._parent_gone(None))
         self._undo.callback(watch.close)
@@ -241,7 +240,7 @@ class Server:
         return self._orphaned
 
     async def drain(self, *, at_once: bool) -> None:
-        """Stop accepting, tell the clients, and wait until they are done, ``drain_timeout`` is over or a second signal."""
+        """Accept nobody any more, and wait until the clients are done, time is over or a second signal."""
         notify("STOPPING=1")
         log.info("draining", sessions=self.life.sessions.connected(), at_once=at_once)
         self.service.draining = True

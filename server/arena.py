@@ -1,7 +1,7 @@
 """Where a server's slabs come from. :class:`DirectoryArena` keeps one file a slab on a memory file system.
 
-A slab's file is made whole at once, is never truncated and never used for another slab: whoever still maps it keeps
-its pages, and only they. Files whose names are not of our pattern are never touched.
+A slab's file is made whole at once, is never truncated and never used for another slab: whoever still maps it
+keeps its pages, and only they. Files whose names are not of our pattern are never touched.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class DirectoryArena:
         try:
             os.posix_fallocate(fd, 0, charged)
         except OSError as error:
-            os.unlink(name, dir_fd=self._fd)  # noqa: PTH108  pathlib has no dir_fd
+            os.unlink(name, dir_fd=self._fd)
             raise self._cannot_make(error, charged) from error
         finally:
             os.close(fd)
@@ -151,7 +151,7 @@ class DirectoryArena:
     def remove(self, slab_id: int) -> None:
         """Unlink the slab's file; its pages go when nobody maps it any more."""
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"slab-{slab_id}", dir_fd=self._fd)  # noqa: PTH108  pathlib has no dir_fd
+            os.unlink(f"slab-{slab_id}", dir_fd=self._fd)
 
     def slabs(self) -> dict[int, int]:
         """Return the slabs that have a file, with its length in bytes."""
@@ -175,8 +175,10 @@ class DirectoryArena:
             statvfs = os.fstatvfs(self._fd)
             free, room = statvfs.f_bavail * statvfs.f_frsize, statvfs.f_blocks * statvfs.f_frsize
             return PoolFull(
-                f"asked for {format_bytes(charged)}; the file system of the arena {self.path} has {format_bytes(free)} free of "
-                f"{format_bytes(room)}, less than the pool's capacity: free slabs, or give the file system more memory",
+                f"asked for {format_bytes(charged)}; the file system of the arena {self.path} has "
+                f"{format_bytes(free)} free of "
+                f"{format_bytes(room)}, less than the pool's capacity: free slabs, or give the file system "
+                "more memory",
                 asked=charged,
                 free=free,
                 capacity=room,
@@ -224,7 +226,8 @@ def _open_private_folder(path: str) -> int:
 
 def _rights_problem(path: str, status: os.stat_result) -> str:
     if status.st_uid != os.geteuid():
-        return f"belongs to uid {status.st_uid}, the server runs as {os.geteuid()}; name another with --arena, or chown it"
+        mend = "name another with --arena, or chown it"
+        return f"belongs to uid {status.st_uid}, the server runs as {os.geteuid()}; {mend}"
     if stat.S_IMODE(status.st_mode) & 0o022:
         return f"can be written by others (mode {stat.S_IMODE(status.st_mode):04o}); run: chmod go-w {path}"
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
@@ -235,12 +238,13 @@ def _rights_problem(path: str, status: os.stat_result) -> str:
 def _open_control_folder(path: str, arena_fd: int) -> int:
     try:
         with contextlib.suppress(FileExistsError):
-            os.mkdir(CONTROL_FOLDER, 0o700, dir_fd=arena_fd)  # noqa: PTH102  pathlib has no dir_fd
+            os.mkdir(CONTROL_FOLDER, 0o700, dir_fd=arena_fd)
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(CONTROL_FOLDER, flags, dir_fd=arena_fd)
     except OSError as error:
         raise ConfigurationError(
-            f"arena {path} is not writable: {error.strerror} ({CONTROL_FOLDER}); mend its rights or name another with --arena"
+            f"arena {path} is not writable: {error.strerror} ({CONTROL_FOLDER}); mend its rights or name "
+            "another with --arena"
         ) from None
     problem = _rights_problem(f"{path}/{CONTROL_FOLDER}", os.fstat(fd))
     if problem:
@@ -255,7 +259,8 @@ def _lock(path: str, control_fd: int) -> int:
         fd = os.open("lock", flags, 0o600, dir_fd=control_fd)
     except OSError as error:
         raise ConfigurationError(
-            f"arena {path} is not writable: {error.strerror} ({CONTROL_FOLDER}/lock); mend its rights or name another with --arena"
+            f"arena {path} is not writable: {error.strerror} ({CONTROL_FOLDER}/lock); mend its rights or "
+            "name another with --arena"
         ) from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -264,7 +269,8 @@ def _lock(path: str, control_fd: int) -> int:
         pid = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
         os.close(fd)
         raise ConfigurationError(
-            f"arena {path} is in use by the farpool server with pid {pid}; stop that one, or name another arena with --arena"
+            f"arena {path} is in use by the farpool server with pid {pid}; stop that one, or name another "
+            "arena with --arena"
         ) from None
     except OSError as error:
         os.close(fd)

@@ -1,7 +1,7 @@
 """The catalog: SQLite rows of slabs, sessions, holders, tenants and grants, which survive the server.
 
-Ids and generations come from blocks that are reserved in one write, so that making a slab is one transaction, and
-freeing it another. Not thread-safe; the loop's thread alone calls it.
+Ids and generations come from blocks that are reserved in one write, so that making a slab is one transaction,
+and freeing it another. Not thread-safe; the loop's thread alone calls it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,9 +31,9 @@ SCHEMA: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE tenants (name TEXT PRIMARY KEY, created REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE slabs (
-    id INTEGER PRIMARY KEY, generation INTEGER NOT NULL UNIQUE, slot INTEGER NOT NULL, nbytes INTEGER NOT NULL,
-    tenant TEXT NOT NULL REFERENCES tenants (name), name TEXT, lease TEXT NOT NULL, ttl REAL, owner INTEGER,
-    deadline REAL, reclaiming INTEGER NOT NULL DEFAULT 0, created REAL NOT NULL
+    id INTEGER PRIMARY KEY, generation INTEGER NOT NULL UNIQUE, slot INTEGER NOT NULL, nbytes INTEGER NOT
+    NULL, tenant TEXT NOT NULL REFERENCES tenants (name), name TEXT, lease TEXT NOT NULL, ttl REAL, owner
+    INTEGER, deadline REAL, reclaiming INTEGER NOT NULL DEFAULT 0, created REAL NOT NULL
 );
 CREATE TABLE sessions (
     id INTEGER PRIMARY KEY, tenant TEXT NOT NULL REFERENCES tenants (name), secret_hash BLOB NOT NULL,
@@ -123,7 +123,8 @@ class Catalog:
                     f"the catalog {path} has no room: {error}; free space in the arena"
                 ) from None
             raise ConfigurationError(
-                f"the catalog {path} is damaged ({error}); move it away to start with an empty pool, or restore a copy"
+                f"the catalog {path} is damaged ({error}); move it away to start with an empty pool, or "
+                "restore a copy"
             ) from None
         except BaseException:
             self._db.close()
@@ -139,9 +140,11 @@ class Catalog:
             )
         if version > SCHEMA_VERSION:
             raise ConfigurationError(
-                f"the catalog {self.path} has schema {version}, this farpool knows {SCHEMA_VERSION} at most; run a newer farpool"
+                f"the catalog {self.path} has schema {version}, this farpool knows {SCHEMA_VERSION} at "
+                "most; run a newer farpool"
             )
-        # Exclusive locking keeps the index of the WAL in our own memory: no shared file that a full tmpfs could tear.
+        # Exclusive locking keeps the index of the WAL in our own memory: no shared file that a full tmpfs
+        # could tear.
         self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute(f"PRAGMA synchronous={'NORMAL' if durable else 'OFF'}")
@@ -157,7 +160,7 @@ class Catalog:
                 self._db.execute("INSERT INTO tenants VALUES (?, ?)", (DEFAULT_TENANT, time.time()))
 
     @contextlib.contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self) -> Generator[None]:
         """Commit everything inside at once, or nothing. Nested ones belong to the outermost."""
         if self._deep:
             yield
@@ -175,7 +178,7 @@ class Catalog:
         finally:
             self._deep = False
 
-    # Counters ---------------------------------------------------------------------------------------------------
+    # Counters -----------------------------------------------------------------------------------------
 
     def next_number(self, counter: str) -> int:
         """Return the next number of *counter*, from 1 on, never one that was returned before."""
@@ -203,10 +206,10 @@ class Catalog:
         with writing():
             self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
-    # Slabs and their holders ------------------------------------------------------------------------------------
+    # Slabs and their holders --------------------------------------------------------------------------
 
     def insert_slab(self, row: SlabRow, holder: HolderRow | None = None) -> None:
-        """Record a new slab, and who holds it, at once; raise ``PoolFull`` if there is no room for the row."""
+        """Record a new slab, and who holds it, at once; raise ``PoolFull`` if a row has no room."""
         with writing(), self.transaction():
             for statement, parameters in self._late:
                 self._db.execute(statement, parameters)
@@ -257,7 +260,7 @@ class Catalog:
             HolderRow(*row) for row in self._db.execute("SELECT slab, session, transport, mode FROM holders")
         ]
 
-    # Sessions ---------------------------------------------------------------------------------------------------
+    # Sessions -----------------------------------------------------------------------------------------
 
     def insert_session(self, row: SessionRow) -> None:
         """Record a session so that it can be resumed."""
@@ -283,8 +286,8 @@ class Catalog:
         return self._db.execute("SELECT 1 FROM tenants WHERE name = ?", (name,)).fetchone() is not None
 
     def _tidy(self, *statements: tuple[str, tuple[object, ...]]) -> None:
-        # What gives space back must not fail for want of space: made with the next insertion then. Should we crash
-        # before, start-up finds rows without files and drops them.
+        # What gives space back must not fail for want of space: made with the next insertion then. Should we
+        # crash before, start-up finds rows without files and drops them.
         try:
             if len(statements) == 1 or self._deep:
                 for statement, parameters in statements:
@@ -302,7 +305,7 @@ class Catalog:
 
 
 @contextlib.contextmanager
-def writing() -> Iterator[None]:
+def writing() -> Generator[None]:
     """Turn SQLite's errors into ours: no room is ``PoolFull``."""
     try:
         yield

@@ -1,7 +1,8 @@
-"""The control plane's connections: frames in, replies and events out. One asyncio protocol for both kinds of socket.
+"""The control plane's connections: frames in, replies and events out, over Unix and TCP sockets alike.
 
-Requests that need no thread are answered in the loop's iteration that read them. A client that does not read its
-replies is not read from either; one that sends what no client of ours sends loses its connection, and is logged once.
+Requests that need no thread are answered in the loop's iteration that read them. A client that does not read
+its replies is not read from either; one that sends what no client of ours sends loses its connection, and is
+logged once.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ WRITE_HIGH_BYTES: Final = 256 << 10
 """Unsent bytes from which on a connection's requests wait."""
 
 WRITE_CAP_BYTES: Final = 8 << 20
-"""Unsent bytes, events among them, at which a connection is given up. One reply is at most a frame of 1 MiB."""
+"""Unsent bytes, events among them, at which a connection is given up; a reply is a frame of 1 MiB at most."""
 
 CLOSE_SECONDS: Final = 5.0
 """How long a closing connection may take to read what it was sent."""
@@ -110,7 +111,7 @@ class Connection(asyncio.Protocol):
         self._read_paused = False
         self._timer: asyncio.TimerHandle | None = None
 
-    # asyncio calls these ----------------------------------------------------------------------------------------
+    # asyncio calls these ------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the clock on a new connection's hello."""
@@ -169,7 +170,7 @@ class Connection(asyncio.Protocol):
             )
             self._plane.service.life.sessions.lose(self.session, self)
 
-    # The session calls these ------------------------------------------------------------------------------------
+    # The session calls these --------------------------------------------------------------------------
 
     def send(self, frame: bytes) -> None:
         """Queue a frame; give the connection up if too much is queued already."""
@@ -192,7 +193,7 @@ class Connection(asyncio.Protocol):
         self._timer = self._plane.loop.call_later(CLOSE_SECONDS, self._transport.abort)
         self._transport.close()
 
-    # Requests ---------------------------------------------------------------------------------------------------
+    # Requests -----------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         backlog = self._backlog
@@ -299,7 +300,7 @@ class Connection(asyncio.Protocol):
             f"the server failed to answer ({type(error).__name__}: {error}); its log has more"
         )
 
-    # Ends -------------------------------------------------------------------------------------------------------
+    # Ends ---------------------------------------------------------------------------------------------
 
     def _refuse(self, reason: str, error: FarpoolError | None = None) -> None:
         log.warning("connection refused", peer=str(self.peer), reason=reason)

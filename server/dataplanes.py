@@ -69,7 +69,7 @@ class DataPlanes:
         for name, plane in planes.items():
             try:
                 await plane.stop()
-            except Exception:  # noqa: BLE001  another transport's failure must not keep the rest open
+            except Exception:
                 log.exception("transport failed to stop", transport=name)
 
     def offers(self) -> list[Offer]:

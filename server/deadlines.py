@@ -1,7 +1,7 @@
 """One timer over many deadlines that mostly move later: sessions' silence, graces, leases.
 
-An entry asks for its deadline again when it comes up, so that a renewal costs nothing. Time comes from an injected
-clock; the loop that wakes us does too.
+An entry asks for its deadline again when it comes up, so that a renewal costs nothing. Time comes from an
+injected clock; the loop that wakes us does too.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ class Deadlines:
         return len(self._heap)
 
     def watch(self, deadline: Callable[[], float], expire: Callable[[], None]) -> None:
-        """Call *expire* when *deadline* has passed. Infinity means that there is nothing to wait for any more.
+        """Call *expire* when *deadline* has passed. Infinity says that there is nothing to wait for.
 
-        Watch again when a deadline has moved earlier; entries that are watched twice expire once if *expire* makes
-        their deadline infinite.
+        Watch again when a deadline has moved earlier; entries that are watched twice expire once if *expire*
+        makes their deadline infinite.
         """
         when = deadline()
         if when == math.inf:

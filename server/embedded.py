@@ -1,7 +1,7 @@
 """A pool server as a child process, for applications and tests: :func:`serve_embedded`.
 
-The child holds the other end of a pipe. When this process ends, however it ends, the child stops and removes what was
-made for it.
+The child holds the other end of a pipe. When this process ends, however it ends, the child stops and removes
+what was made for it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Generator, Sequence
-from pathlib import Path
 from typing import IO, Any, Final
 
 from farpool.protocol.addresses import MAX_SOCKET_PATH_BYTES, parse_address
@@ -30,7 +29,7 @@ START_SECONDS: Final = 30.0
 """A child that is not ready by then has failed."""
 
 EMBEDDED_VARIABLE: Final = "FARPOOL_SERVER_EMBEDDED"
-"""Tells ``python -m farpool.server`` that one line of JSON comes on stdin, which then stays open as the lifeline."""
+"""Tells ``python -m farpool.server`` that a line of JSON comes on stdin, the lifeline from then on."""
 
 MEMORY_FOLDER: Final = "/dev/shm"  # noqa: S108  the arena in it is made by mkdtemp
 LOG_TAIL_BYTES: Final = 4096
@@ -46,8 +45,8 @@ def serve_embedded(
 ) -> Generator[EmbeddedServer]:
     """Run a pool server as a child process while the block lasts, and remove all that it made afterwards.
 
-    Slabs live in a new directory in memory unless *arena* names one, which then stays. *settings* are those of
-    :class:`~farpool.server.settings.ServerSettings`, for example ``session_timeout=2.0``.
+    Slabs live in a new directory in memory unless *arena* names one, which then stays. *settings* are those
+    of :class:`~farpool.server.settings.ServerSettings`, for example ``session_timeout=2.0``.
 
     Raises:
         FarpoolError: the server did not start; the message has what it said last.
@@ -124,7 +123,7 @@ class EmbeddedServer:
             return
         self._reap()
         order = {"settings": self._settings, "parent": os.getpid(), "remove": self._remove}
-        self._process = subprocess.Popen(  # noqa: S603  our own interpreter and module
+        self._process = subprocess.Popen(
             [sys.executable, "-m", "farpool.server"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -139,7 +138,7 @@ class EmbeddedServer:
             raise
 
     def stop(self) -> None:
-        """Let the server end in order, session slabs removed, the others kept; nothing happens if it does not run."""
+        """End the server in order: session slabs go, the others stay. Nothing happens if it does not run."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:

@@ -1,7 +1,7 @@
 """The arena's generation file: one 8-byte word a slot, the truth about which slab lives there.
 
-The server alone writes it; clients map it read-only and look at their slab's word. The file never shrinks and is
-never replaced, since clients keep it mapped over a restart of the server.
+The server alone writes it; clients map it read-only and look at their slab's word. The file never shrinks and
+is never replaced, since clients keep it mapped over a restart of the server.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ class GenerationFile:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             raise PoolFull(
-                "the arena's file system has no room for one more slab's generation word; free slabs or give it more memory"
+                "the arena's file system has no room for one more slab's generation word; free slabs or "
+                "give it more memory"
             ) from None
         self._backed = end
 

@@ -1,8 +1,8 @@
-"""When leased slabs end. A lease costs nothing while its owner lives: its deadline is asked for when it comes up.
+"""When leased slabs end. Renewals cost nothing: a lease's deadline is asked for again when it comes up.
 
 While the owner's session has not ended, its heartbeats and requests renew the lease; a lease shorter than two
-heartbeats lasts two. From the owner's last sign of life on the time to live runs out, unless a session that attaches
-the slab takes the lease over.
+heartbeats lasts two. From the owner's last sign of life on the time to live runs out, unless a session that
+attaches the slab takes the lease over.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Leases:
             self._watch(lambda: self.deadline(slab), lambda: self._expire(slab))
 
     def deadline(self, slab: Slab) -> float:
-        """Return when the slab ends unless it is renewed, on the server's clock; infinity for other leases."""
+        """Return when the slab ends unless renewed, on the server's clock; infinity for other leases."""
         ttl = slab.ttl
         if ttl is None or slab.state != "live":
             return math.inf

@@ -1,4 +1,4 @@
-"""How slabs and sessions begin and end: table, arena, catalog, generation words and data planes, kept in step.
+"""How slabs and sessions begin and end: table, arena, catalog, generation words and data planes in step.
 
 Everything runs in the loop's thread but the making and the removal of long slabs, which wait for the kernel.
 """
@@ -73,10 +73,10 @@ class Lifecycle:
         for slab in self.slabs.all():
             self.leases.begin(slab)
 
-    # Slabs begin ------------------------------------------------------------------------------------------------
+    # Slabs begin --------------------------------------------------------------------------------------
 
     def prepare(self, session: Session, nbytes: int, name: str | None, lease: Lease) -> Slab:
-        """Reserve the bytes, the name, the numbers and the slot of a new slab; raise ``PoolFull``, ``NameTaken``."""
+        """Reserve bytes, name, numbers and slot of a new slab; raise ``PoolFull`` or ``NameTaken``."""
         self.slabs.check_room(session.tenant, name, self.arena.charge(nbytes))
         slab = Slab(
             self.arena,
@@ -156,7 +156,7 @@ class Lifecycle:
             self.catalog.set_owner(slab.id, session.id, None)
         return params
 
-    # Slabs end --------------------------------------------------------------------------------------------------
+    # Slabs end ----------------------------------------------------------------------------------------
 
     def end_slab(self, slab: Slab, event: str, by: Session | None = None) -> Awaitable[None] | None:
         """End a slab: nobody finds or reaches it any more. Return what to wait for if its file takes a while.
@@ -240,7 +240,7 @@ class Lifecycle:
             capacity=capacity,
         )
 
-    # Sessions ---------------------------------------------------------------------------------------------------
+    # Sessions -----------------------------------------------------------------------------------------
 
     def open_session(self, tenant: str, channel: Channel, limit: int, pid: int | None) -> Session:
         """Begin a session and record it, so that a restarted server can resume it."""
@@ -284,7 +284,7 @@ class Lifecycle:
         log.info("lease ended", slab=slab.id, name=slab.name)
         self.end_slab(slab, EXPIRED)
 
-    # The end ----------------------------------------------------------------------------------------------------
+    # The end ------------------------------------------------------------------------------------------
 
     async def finish(self) -> None:
         """End every session and wait for the work in threads; leased and persistent slabs stay."""

@@ -1,4 +1,4 @@
-"""Ports and the Unix socket of the control plane: bound with clear errors, shown only when they answer, removed after."""
+"""The control plane's port and Unix socket: bound with clear errors, shown when ready, removed after."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class UnixListener:
         Path(self._hidden).rename(self.path)
 
     def close(self) -> None:
-        """Close the socket and remove its name, unless another server has taken it over. May be called twice."""
+        """Close the socket, and remove its name unless another server has it now. May be called twice."""
         self.socket.close()
         Path(self._hidden).unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError):
@@ -98,7 +98,8 @@ def _make_folder(folder: str) -> None:
         status = path.lstat()
     except OSError as error:
         raise ConfigurationError(
-            f"the socket's directory {folder} cannot be used: {error.strerror}; make it, or choose another with --unix"
+            f"the socket's directory {folder} cannot be used: {error.strerror}; make it, or choose another "
+            "with --unix"
         ) from None
     writable_by_others = stat.S_IMODE(status.st_mode) & 0o022 and not status.st_mode & stat.S_ISVTX
     if status.st_uid not in (0, os.geteuid()) or writable_by_others:

@@ -1,4 +1,4 @@
-"""Structured logs on stderr: for people on a terminal, JSON elsewhere. Called by the server's process alone."""
+"""Structured logs on stderr: for people on a terminal, JSON elsewhere. For the server's process alone."""
 
 from __future__ import annotations
 

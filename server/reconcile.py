@@ -1,7 +1,7 @@
 """Start-up: make catalog, arena and generation words agree, whatever the last server was doing when it ended.
 
-The catalog says what lives; a slab whose memory is gone is dropped from it, memory without a row is removed, and each
-generation word is written anew.
+The catalog says what lives; a slab whose memory is gone is dropped from it, memory without a row is removed,
+and each generation word is written anew.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def reconcile(
         for row in live:
             slab = _slab_of(row, arena, row.owner if row.owner in known else None)
             if row.ttl is not None and slab.owner is None:
-                # A deadline of another boot says nothing on this clock: the lease begins anew, and is not cut short.
+                # A deadline of another boot says nothing on this clock: the lease begins anew, and is not cut
+                # short.
                 slab.deadline = row.deadline if same_boot and row.deadline is not None else clock() + row.ttl
             slabs.reserve(slab)
             slabs.admit(slab)

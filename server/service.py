@@ -1,4 +1,4 @@
-"""What each request does. Takes requests and gives replies; raises errors of the protocol; knows no wire format."""
+"""What each request does: requests in, replies and the protocol's errors out. Knows no wire format."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ class PoolService:
         """Open or resume a session for the client behind *channel*."""
         if hello.protocol != PROTOCOL_VERSION:
             raise ProtocolError(
-                f"the client speaks version {hello.protocol} of the control protocol, this server {PROTOCOL_VERSION};"
+                f"the client speaks version {hello.protocol} of the control protocol, this server "
+                f"{PROTOCOL_VERSION};"
                 " install the same release of farpool on both sides",
                 server=PROTOCOL_VERSION,
             )

@@ -1,7 +1,7 @@
 """Sessions: the life of each as a table of transitions, and the rules of liveness.
 
-A connection that ends leaves its session a grace in which the client may resume it; silence, a farewell or the death
-of the process end it. No sockets here: a session talks to its client through a :class:`Channel`.
+A connection that ends leaves its session a grace in which the client may resume it; silence, a farewell or
+the death of the process end it. No sockets here: a session talks to its client through a :class:`Channel`.
 """
 
 from __future__ import annotations
@@ -206,7 +206,8 @@ class SessionTable:
         """Begin a session with a new secret; raise ``PermissionDenied`` when *limit* of them are open."""
         if len(self._sessions) >= limit:
             raise PermissionDenied(
-                f"the server has its limit of {limit} sessions; end some, or serve with a higher max_sessions",
+                f"the server has its limit of {limit} sessions; end some, or serve with a higher "
+                "max_sessions",
                 limit=limit,
             )
         secret = secrets.token_bytes(SECRET_BYTES)
@@ -223,12 +224,13 @@ class SessionTable:
         return session
 
     def resume(self, session_id: int, secret: bytes, channel: Channel) -> Session:
-        """Give a session a new connection; raise ``AuthenticationFailed`` if it has ended or the secret is wrong."""
+        """Give a session a new connection; raise ``AuthenticationFailed`` if it ended or that is wrong."""
         session = self._sessions.get(session_id)
         expected = session.secret_hash if session is not None else bytes(32)
         if not hmac.compare_digest(hash_secret(secret), expected) or session is None:
             raise AuthenticationFailed(
-                f"session {session_id} cannot be resumed: it has ended, or the secret is not its own; open a new session",
+                f"session {session_id} cannot be resumed: it has ended, or the secret is not its own; open "
+                "a new session",
                 session=session_id,
             )
         before, session.channel = session.channel, channel

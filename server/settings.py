@@ -1,7 +1,7 @@
 """What a server can be told: a file ``farpool.toml``, the environment ``FARPOOL_*``, the command line.
 
-The command line wins over the environment, and that over the file. Nothing here touches the machine but the reading
-of the file.
+The command line wins over the environment, and that over the file. Nothing here touches the machine but the
+reading of the file.
 """
 
 from __future__ import annotations
@@ -149,15 +149,19 @@ class ServerSettings(BaseSettings):
         """Seconds between a client's heartbeats: four fit into the time of silence that ends a session."""
         return min(2.5, self.session_timeout / 4)
 
+    def remember(self, config: Path | None, overrides: dict[str, Any]) -> None:
+        """Keep where the settings came from."""
+        self._config, self._overrides = config, overrides
+
     def reloaded(self) -> ServerSettings:
-        """Read the same sources again; raises :class:`ConfigurationError` and leaves these settings as they are."""
+        """Read the same sources again; raise :class:`ConfigurationError`. These settings stay as they are."""
         return load_settings(self._config, self._overrides)
 
 
 def load_settings(
     config: str | os.PathLike[str] | None = None, overrides: Mapping[str, Any] | None = None
 ) -> ServerSettings:
-    """Read the settings: *overrides* (None values are skipped), the environment, the file *config*, the defaults.
+    """Read the settings: *overrides* (but None), the environment, the file *config*, the defaults.
 
     Raises:
         ConfigurationError: the file cannot be read, has an unknown key, or some value cannot be right.
@@ -178,7 +182,7 @@ def load_settings(
         settings = FileSettings(**passed)
     except ValidationError as error:
         raise ConfigurationError(_explain(error, path, passed, from_file)) from None
-    settings._config, settings._overrides = path, passed
+    settings.remember(path, passed)
     return settings
 
 

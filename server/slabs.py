@@ -1,7 +1,8 @@
 """The slabs that are alive, who owns and who holds them, and the bytes that they are charged for.
 
-A slab is ``live`` or ``orphaned`` while it can be found, and ``reclaiming`` from its end until nobody holds its memory.
-No I/O but a slab's own mapping; the service keeps arena, catalog and data planes in step with this table.
+A slab is ``live`` or ``orphaned`` while it can be found, and ``reclaiming`` from its end until nobody holds
+its memory. No I/O but a slab's own mapping; the service keeps arena, catalog and data planes in step with
+this table.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ class SlabTable:
         """Bytes that can be allocated now; 0 if the capacity was lowered below what is in use."""
         return max(0, self.capacity - self.allocated - self.reclaiming)
 
-    # The life of a slab -----------------------------------------------------------------------------------------
+    # The life of a slab -------------------------------------------------------------------------------
 
     def check_room(self, tenant: str, name: str | None, charged: int) -> None:
         """Raise ``NameTaken`` or ``PoolFull`` if such a slab cannot be made now."""
@@ -145,7 +146,8 @@ class SlabTable:
                 f", {format_bytes(self.reclaiming)} wait for clients to let go" if self.reclaiming else ""
             )
             raise PoolFull(
-                f"asked for {format_bytes(charged)}, {format_bytes(self.free)} of the pool's {format_bytes(self.capacity)} are "
+                f"asked for {format_bytes(charged)}, {format_bytes(self.free)} of the pool's "
+                f"{format_bytes(self.capacity)} are "
                 f"free{waiting}; free slabs, or serve with more capacity",
                 asked=charged,
                 free=self.free,
@@ -218,7 +220,7 @@ class SlabTable:
                 del self._held[session_id]
         return True
 
-    # Finding ----------------------------------------------------------------------------------------------------
+    # Finding ------------------------------------------------------------------------------------------
 
     def get(self, tenant: str, slab_id: int) -> Slab:
         """Return the tenant's slab of that id; raise ``SlabNotFound``."""
@@ -269,7 +271,8 @@ class SlabTable:
 
         Reclaiming slabs are among them.
         """
-        # Ids only grow, and both tables keep the order in which slabs came, but restored and long ones may be late.
+        # Ids only grow, and both tables keep the order in which slabs came, but restored and long ones may be
+        # late.
         ids = sorted([*self._slabs, *self._reclaiming])
         found: list[Slab] = []
         for slab_id in ids[bisect.bisect_right(ids, after) :]:
