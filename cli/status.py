@@ -1,0 +1,108 @@
+"""``farpool status``: what the server says of itself."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+import farpool
+from farpool.cli.options import AsJson, Timeout, Url, parse_seconds
+from farpool.cli.output import print_struct
+from farpool.cli.screens import console, fields_table, rows_table
+from farpool.protocol.errors import DeadlineExceeded, ServerLost
+from farpool.protocol.units import format_bytes
+
+if TYPE_CHECKING:
+    from farpool.protocol.messages import ServerStat
+
+__all__ = ["status"]
+
+FIRST_PAUSE = 0.02
+LONGEST_PAUSE = 0.25
+"""Seconds between two attempts to reach a server that is not there yet; they double up to this."""
+
+
+def status(
+    url: Url = None,
+    wait: Annotated[
+        float | None,
+        typer.Option(
+            "--wait",
+            parser=parse_seconds,
+            metavar="SECONDS",
+            help="Keep trying this long until the server answers.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    timeout: Timeout = 10.0,
+) -> None:
+    """Show the pool's capacity, sessions and transports."""
+    stat = _ask(url, timeout) if wait is None else _ask_until(url, timeout, time.monotonic() + wait)
+    if as_json:
+        print_struct(stat)
+        return
+    screen = console()
+    screen.print(_summary(stat))
+    screen.print()
+    screen.print(_transports(stat))
+
+
+def _ask(url: str | None, timeout: float) -> ServerStat:
+    with farpool.connect(url, timeout=timeout) as pool:
+        return pool.stat()
+
+
+def _ask_until(url: str | None, timeout: float, deadline: float) -> ServerStat:
+    pause = FIRST_PAUSE
+    while True:
+        remaining = deadline - time.monotonic()
+        try:
+            return _ask(url, max(0.01, min(timeout, remaining)))
+        except (ServerLost, DeadlineExceeded):
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise
+        time.sleep(min(pause, remaining))
+        pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def _summary(stat: ServerStat) -> Table:
+    table = fields_table()
+    table.add_row("server", f"{stat.server}, pid {stat.pid}, {stat.state} for {_duration(stat.uptime)}")
+    table.add_row("address", "\n".join(stat.addresses))
+    table.add_row("arena", f"{stat.arena}, started {stat.epoch} time{'' if stat.epoch == 1 else 's'}")
+    table.add_row("capacity", format_bytes(stat.capacity))
+    share = stat.allocated / max(1, stat.capacity)
+    used = (
+        f"{format_bytes(stat.allocated)} ({share:.0%}) in {stat.slabs} slab{'' if stat.slabs == 1 else 's'}"
+    )
+    if stat.reclaiming:
+        used += f", {format_bytes(stat.reclaiming)} reclaiming"
+    table.add_row("used", used)
+    table.add_row("free", format_bytes(stat.free))
+    table.add_row("sessions", f"{stat.sessions}, this one included")
+    table.add_row("CPU time", f"{stat.cpu_seconds:.2f} s")
+    return table
+
+
+def _transports(stat: ServerStat) -> Table:
+    table = rows_table("transport", "state", "counters since the start")
+    for name, facts in stat.transports.items():
+        counters = ", ".join(
+            f"{key} {value:,}" for key, value in facts.items() if type(value) is int and value
+        )
+        table.add_row(
+            name, "ready" if facts.get("available") else str(facts.get("reason") or "off"), counters
+        )
+    return table
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = ((days, "d"), (hours, "h"), (minutes, "min"), (rest, "s"))
+    return " ".join([f"{count} {unit}" for count, unit in parts if count][:2]) or "less than 1 s"

@@ -1,0 +1,83 @@
+"""The checks of ``farpool doctor`` on machines that this one is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farpool.cli.findings import CHECKS, Finding, Subject, examine
+
+Cli = Callable[..., Any]
+"""Runs one command; what it returns has ``code``, ``out`` and ``err``."""
+
+
+def run(name: str, subject: Subject) -> list[Finding]:
+    return list(CHECKS[name](subject))
+
+
+def test_every_check_gives_a_finding_and_names_itself(tmp_path: Path) -> None:
+    found = list(examine(Subject(url=f"unix://{tmp_path}/none.sock", timeout=0.5)))
+    assert {finding.check for finding in found} >= set(CHECKS)
+    assert all(finding.message and "\n" not in finding.message for finding in found)
+
+
+def test_no_server_fails_only_where_one_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FARPOOL_URL", raising=False)
+    (named,) = run("server", Subject(url=f"unix://{tmp_path}/none.sock", timeout=0.5))
+    assert (named.level, named.mend) == ("fail", "farpool serve")
+
+
+def test_doctor_exits_1_when_something_fails(bare: Cli, tmp_path: Path) -> None:
+    result = bare("doctor", "--url", f"unix://{tmp_path}/none.sock")
+    assert result.code == 1
+    assert "1 fail" in result.out
+
+
+def test_rdma_ports_are_listed_with_their_state(tmp_path: Path) -> None:
+    for device, state in (("mlx5_0", "4: ACTIVE"), ("rxe0", "1: DOWN")):
+        port = tmp_path / "class/infiniband" / device / "ports/1"
+        port.mkdir(parents=True)
+        (port / "state").write_text(state + "\n")
+    found = run("rdma devices", Subject(sys_root=tmp_path))
+    assert [(finding.level, finding.message) for finding in found] == [
+        ("ok", "mlx5_0 port 1: 4: ACTIVE"),
+        ("warn", "rxe0 port 1: 1: DOWN"),
+    ]
+
+
+def test_no_devices_are_a_warning(tmp_path: Path) -> None:
+    (rdma,) = run("rdma devices", Subject(sys_root=tmp_path))
+    assert (rdma.level, rdma.mend != "") == ("warn", True)
+    (cxl,) = run("cxl devices", Subject(sys_root=tmp_path))
+    assert (cxl.level, cxl.mend) == ("warn", "")
+    (tmp_path / "bus/cxl/devices/mem0").mkdir(parents=True)
+    (cxl,) = run("cxl devices", Subject(sys_root=tmp_path))
+    assert (cxl.level, cxl.mend) == ("warn", "cxl create-region -m mem0")
+
+
+def test_dax_devices_are_named(tmp_path: Path) -> None:
+    (tmp_path / "bus/dax/devices/dax0.0").mkdir(parents=True)
+    (finding,) = run("cxl devices", Subject(sys_root=tmp_path))
+    assert finding.level == "ok"
+    assert "dax0.0" in finding.message
+
+
+@pytest.mark.parametrize(("total", "word"), [(0, "none"), (512, "512 of 2048 kB")])
+def test_huge_pages(tmp_path: Path, total: int, word: str) -> None:
+    (tmp_path / "meminfo").write_text(f"MemTotal: 1 kB\nHugePages_Total:  {total}\nHugepagesize:  2048 kB\n")
+    (finding,) = run("huge pages", Subject(proc_root=tmp_path))
+    assert finding.level == "ok"
+    assert word in finding.message
+
+
+def test_a_check_that_breaks_is_a_finding(tmp_path: Path) -> None:
+    found = [
+        finding
+        for finding in examine(Subject(proc_root=tmp_path, timeout=0.5))
+        if finding.check == "huge pages"
+    ]
+    assert [finding.level for finding in found] == ["warn"]
+    assert "could not be checked" in found[0].message

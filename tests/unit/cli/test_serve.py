@@ -1,0 +1,104 @@
+"""``farpool serve`` as a process: its ready line, its refusals, its end."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+FARPOOL = [sys.executable, "-m", "farpool.cli.main"]
+
+
+@pytest.fixture
+def arena() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="farpool-test-", dir="/dev/shm"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def options(arena: Path) -> Iterator[list[str]]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield [
+            "--arena",
+            str(arena),
+            "--unix",
+            f"{folder}/f.sock",
+            "--listen",
+            "127.0.0.1:0",
+            "--capacity",
+            "8MiB",
+        ]
+
+
+def refused(*arguments: str) -> str:
+    """Run a server that must not start; return its one line."""
+    done = subprocess.run(
+        [*FARPOOL, "serve", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+    lines = [line for line in done.stderr.splitlines() if line.startswith("farpool: ")]
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert len(lines) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    return lines[0]
+
+
+def test_serve_says_when_it_is_ready_and_ends_on_sigterm(options: list[str]) -> None:
+    with subprocess.Popen([*FARPOOL, "serve", *options], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            ready = process.stdout.readline()
+            assert ready.startswith("farpool ready: unix:///")
+            url = ready.split()[2]
+            asked = [*FARPOOL, "status", "--wait", "10", "--json", "--url", url]
+            done = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=True)
+            assert json.loads(done.stdout)["pid"] == process.pid
+            assert "arena" in refused(*options[:2], "--unix", options[3] + "2", "--listen", "127.0.0.1:0")
+        finally:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    assert not Path(options[3]).exists()
+
+
+def test_a_port_in_use(options: list[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert str(port) in refused(*options, "--listen", f"127.0.0.1:{port}")
+
+
+def test_an_unknown_key_is_named_with_the_known_ones(options: list[str], tmp_path: Path) -> None:
+    config = tmp_path / "farpool.toml"
+    config.write_text('capacitty = "1GiB"\n')
+    line = refused(*options, "--config", str(config))
+    assert "capacitty" in line
+    assert "capacity" in line
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--capacity", "12XB"],
+        ["--capacity", "0"],
+        ["--listen", "nowhere"],
+        ["--data-listen", "127.0.0.1:99999"],
+        ["--transports", "pigeon"],
+        ["--transports", ","],
+        ["--log-level", "shout"],
+        ["--session-timeout", "0"],
+        ["--config", "/nonexistent/farpool.toml"],
+        ["--arena", "/proc"],
+        ["--arena", "/dev/null"],
+        ["--unix", "/" + "x" * 200],
+    ],
+)
+def test_what_cannot_be_configured(options: list[str], wrong: list[str]) -> None:
+    refused(*options, *wrong)
