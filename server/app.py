@@ -64,6 +64,7 @@ def serve(settings: ServerSettings, embedding: Embedding | None = None) -> None:
         ConfigurationError: it cannot start as it was told to.
     """
     logs.configure(settings.log_level, settings.log_format)
+    os.umask(0o077)
     uvloop.run(_run(settings, embedding))
 
 
@@ -71,8 +72,8 @@ async def _run(settings: ServerSettings, embedding: Embedding | None) -> None:
     server = Server(settings)
     orphaned = False
     try:
-        await server.start()
         server.watch_signals()
+        await server.start()
         if embedding is not None:
             server.watch_parent(embedding)
         server.announce()
@@ -96,6 +97,7 @@ class Server:
         self._told = asyncio.Event()
         self._told_again = asyncio.Event()
         self._orphaned = False
+        self._ready = False
 
     # Start --------------------------------------------------------------------------------------------
 
@@ -105,6 +107,7 @@ class Server:
         _raise_descriptor_limit()
         arena = DirectoryArena(settings.arena)
         self._undo.callback(arena.close)
+        arena.use_reserve()
         self._warn_of_room(arena)
         self._unix = UnixListener(settings.unix, settings.socket_bits)
         self._undo.callback(self._unix.close)
@@ -118,7 +121,11 @@ class Server:
         life.watch_restored()
         epoch = catalog.meta_int("epoch", 0) + 1
         catalog.set_meta("epoch", epoch)
+        if not arena.keep_reserve():
+            log.warning("arena is full", arena=arena.path)
+        self._undo.callback(life.close_memory)
         self._undo.push_async_callback(planes.stop)
+        self._undo.push_async_callback(life.finish)
         await self._start_planes(planes, generations, life)
         self.service = PoolService(life, self, boot_clock, epoch)
         await self._listen()
@@ -142,7 +149,6 @@ class Server:
             deadlines=deadlines,
             executor=executor,
         )
-        self._undo.push_async_callback(self.life.finish)
         return self.life
 
     async def _start_planes(self, planes: DataPlanes, generations: GenerationFile, life: Lifecycle) -> None:
@@ -174,15 +180,15 @@ class Server:
     def announce(self) -> None:
         """Show the Unix socket, and say on stdout and to systemd that the server is ready."""
         self._unix.show()
-        print("farpool ready:", *self.addresses, flush=True)
+        with contextlib.suppress(OSError):  # nobody has to read it
+            print("farpool ready:", *self.addresses, flush=True)
+        self._ready = True
         notify("READY=1\nSTATUS=serving")
         log.info("ready", addresses=self.service.addresses, pid=os.getpid())
 
     def _warn_of_room(self, arena: DirectoryArena) -> None:
         if arena.file_system not in MEMORY_FILE_SYSTEMS:
-            log.warning(
-                "arena is not on a memory file system", arena=arena.path, type=arena.file_system or "unknown"
-            )
+            log.warning("arena is not on a memory file system", arena=arena.path, type=arena.file_system or "unknown")
         if arena.room < self.settings.capacity:
             log.warning(
                 "arena is smaller than the capacity",
@@ -225,6 +231,7 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._tell)
         self._loop.add_signal_handler(signal.SIGHUP, self._reload)
+        self._loop.set_exception_handler(_log_loop_error)
 
     def watch_parent(self, embedding: Embedding) -> None:
         """End at once when the parent is gone: its pipe ends or, should a fork hold that, its process."""
@@ -247,8 +254,11 @@ class Server:
         self._close_listeners()
         self._control.broadcast("draining")
         deadline = boot_clock() + self.settings.drain_timeout
+        counters, quiet_since = self.life.planes.counters(), self.service.last_request
         while not at_once and boot_clock() < deadline and self.life.sessions.connected():
-            if boot_clock() - self.service.last_request > IDLE_SECONDS:
+            if (now := self.life.planes.counters()) != counters:
+                counters, quiet_since = now, boot_clock()
+            if boot_clock() - max(quiet_since, self.service.last_request) > IDLE_SECONDS:
                 break
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._told_again.wait(), 0.05)
@@ -257,7 +267,8 @@ class Server:
     async def stop(self) -> None:
         """Undo everything that :meth:`start` made; leased and persistent slabs stay."""
         await self._undo.aclose()
-        log.info("stopped")
+        if self._ready:
+            log.info("stopped")
 
     def _tell(self) -> None:
         if self._told.is_set():
@@ -305,6 +316,11 @@ def _reporter(transport: str) -> Any:
         log.info(f"data plane: {event}", transport=transport, **fields)
 
     return report
+
+
+def _log_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    error = context.get("exception")
+    log.error("event loop", message=str(context.get("message", "")), exc_info=error)
 
 
 def _raise_descriptor_limit() -> None:

@@ -27,6 +27,10 @@ MEMORY_FILE_SYSTEMS: Final = frozenset({"tmpfs", "ramfs", "hugetlbfs", "famfs"})
 """File systems whose files are memory, and are gone when the machine restarts (but famfs)."""
 
 CONTROL_FOLDER: Final = ".farpool"
+RESERVE: Final = "reserve"
+RESERVE_BYTES: Final = 256 << 10
+"""Room for the first writes of a start, so that a server comes up on an arena that is full."""
+
 _SLAB_NAME = re.compile(r"slab-([1-9][0-9]{0,18})\Z", re.ASCII)
 
 
@@ -163,6 +167,22 @@ class DirectoryArena:
                     found[int(match[1])] = entry.stat(follow_symlinks=False).st_size
         return found
 
+    def keep_reserve(self) -> bool:
+        """Hold some pages back for the catalog of the next start; return whether there was room for them."""
+        fd = os.open(RESERVE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.control_fd)
+        try:
+            os.posix_fallocate(fd, 0, RESERVE_BYTES)
+        except OSError:
+            return False
+        finally:
+            os.close(fd)
+        return True
+
+    def use_reserve(self) -> None:
+        """Give the pages that were held back to whatever comes next."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(RESERVE, dir_fd=self.control_fd)
+
     def close(self) -> None:
         """Unlock and close the directory. May be called twice."""
         if self._fd >= 0:
@@ -184,13 +204,9 @@ class DirectoryArena:
                 capacity=room,
             )
         if error.errno in (errno.EFBIG, errno.EINVAL):
-            return InvalidArgument(
-                f"the arena's file system makes no file of {format_bytes(charged)}", asked=charged
-            )
+            return InvalidArgument(f"the arena's file system makes no file of {format_bytes(charged)}", asked=charged)
         if error.errno in (errno.EMFILE, errno.ENFILE):
-            return FarpoolError(
-                "the server has no file descriptor left; raise its limit (LimitNOFILE, ulimit -n)"
-            )
+            return FarpoolError("the server has no file descriptor left; raise its limit (LimitNOFILE, ulimit -n)")
         return FarpoolError(f"the server cannot make a file in its arena {self.path}: {error.strerror}")
 
 

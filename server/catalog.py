@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -54,6 +54,10 @@ INSERT_SLAB: Final = (
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 INSERT_HOLDER: Final = "INSERT OR REPLACE INTO holders (slab, session, transport, mode) VALUES (?, ?, ?, ?)"
+DELETE_SLAB: Final = "DELETE FROM slabs WHERE id = ?"
+
+Change = tuple[str, tuple[object, ...]]
+"""A statement and its parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +111,9 @@ class Catalog:
 
     def __init__(self, path: str, *, durable: bool) -> None:
         self.path = path
-        self._late: list[tuple[str, tuple[object, ...]]] = []
+        self._late: list[Change] = []
+        self._group: list[Change] | None = None
         self._blocks: dict[str, tuple[int, int]] = {}
-        self._deep = False
         try:
             self._db = sqlite3.connect(path, isolation_level=None, cached_statements=64)
         except sqlite3.Error as error:
@@ -119,12 +123,9 @@ class Catalog:
         except sqlite3.Error as error:
             self._db.close()
             if isinstance(error, sqlite3.OperationalError) and "full" in str(error):
-                raise ConfigurationError(
-                    f"the catalog {path} has no room: {error}; free space in the arena"
-                ) from None
+                raise ConfigurationError(f"the catalog {path} has no room: {error}; free space in the arena") from None
             raise ConfigurationError(
-                f"the catalog {path} is damaged ({error}); move it away to start with an empty pool, or "
-                "restore a copy"
+                f"the catalog {path} is damaged ({error}); move it away to start with an empty pool, or restore a copy"
             ) from None
         except BaseException:
             self._db.close()
@@ -135,9 +136,7 @@ class Catalog:
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         (tables,) = self._db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
         if tables and application != APPLICATION_ID:
-            raise ConfigurationError(
-                f"{self.path} is not a catalog of farpool; move it away, or name another arena"
-            )
+            raise ConfigurationError(f"{self.path} is not a catalog of farpool; move it away, or name another arena")
         if version > SCHEMA_VERSION:
             raise ConfigurationError(
                 f"the catalog {self.path} has schema {version}, this farpool knows {SCHEMA_VERSION} at "
@@ -152,42 +151,57 @@ class Catalog:
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)
         if not tables:
-            with self.transaction():
-                for statement in SCHEMA.split(";"):
-                    self._db.execute(statement)
-                self._db.execute(f"PRAGMA application_id={APPLICATION_ID}")
-                self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-                self._db.execute("INSERT INTO tenants VALUES (?, ?)", (DEFAULT_TENANT, time.time()))
+            marks = (f"PRAGMA application_id={APPLICATION_ID}", f"PRAGMA user_version={SCHEMA_VERSION}")
+            schema: list[Change] = [(statement, ()) for statement in (*SCHEMA.split(";"), *marks)]
+            self._commit([*schema, ("INSERT INTO tenants VALUES (?, ?)", (DEFAULT_TENANT, time.time()))])
 
     @contextlib.contextmanager
-    def transaction(self) -> Generator[None]:
-        """Commit everything inside at once, or nothing. Nested ones belong to the outermost."""
-        if self._deep:
+    def together(self) -> Generator[None]:
+        """Make the changes that are asked for inside in one transaction at the end."""
+        if self._group is not None:
             yield
             return
-        self._deep = True
+        self._group = []
         try:
+            yield
+        finally:
+            group, self._group = self._group, None
+            self._change(*group)
+
+    def _change(self, *changes: Change) -> None:
+        # What gives space back must not fail for want of space: it is made with the next insertion then. Should we
+        # crash before, start-up finds rows without memory and drops them.
+        if self._group is not None:
+            self._group.extend(changes)
+            return
+        try:
+            self._commit(changes)
+        except sqlite3.OperationalError:
+            self._late.extend(changes)
+
+    def _commit(self, changes: Sequence[Change]) -> None:
+        if len(changes) == 1:
+            self._db.execute(*changes[0])
+        elif changes:
             self._db.execute("BEGIN IMMEDIATE")
             try:
-                yield
+                for statement, parameters in changes:
+                    self._db.execute(statement, parameters)
                 self._db.execute("COMMIT")
             except BaseException:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
-        finally:
-            self._deep = False
 
-    # Counters -----------------------------------------------------------------------------------------
+    # Counters -------------------------------------------------------------------------------------------
 
     def next_number(self, counter: str) -> int:
         """Return the next number of *counter*, from 1 on, never one that was returned before."""
         number, end = self._blocks.get(counter, (0, 0))
         if number == end:
-            number = self.meta_int(counter, 1)
+            number = number or self.meta_int(counter, 1)
             end = number + BLOCK
-            with writing():
-                self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (counter, end))
+            self._change(("INSERT OR REPLACE INTO meta VALUES (?, ?)", (counter, end)))
         self._blocks[counter] = (number + 1, end)
         return number
 
@@ -210,43 +224,37 @@ class Catalog:
 
     def insert_slab(self, row: SlabRow, holder: HolderRow | None = None) -> None:
         """Record a new slab, and who holds it, at once; raise ``PoolFull`` if a row has no room."""
-        with writing(), self.transaction():
-            for statement, parameters in self._late:
-                self._db.execute(statement, parameters)
-            values = (row.id, row.generation, row.slot, row.nbytes, row.tenant, row.name, row.lease, row.ttl)
-            self._db.execute(INSERT_SLAB, (*values, row.owner, row.deadline, time.time()))
-            if holder is not None:
-                self._insert_holder(holder)
+        values = (row.id, row.generation, row.slot, row.nbytes, row.tenant, row.name, row.lease, row.ttl)
+        changes: list[Change] = [*self._late, (INSERT_SLAB, (*values, row.owner, row.deadline, time.time()))]
+        if holder is not None:
+            changes.append(_insertion_of(holder))
+        with writing():
+            self._commit(changes)
         self._late.clear()
 
     def delete_slab(self, slab_id: int, *, held: bool) -> None:
         """Forget a slab, and its holders if *held*."""
-        delete = ("DELETE FROM slabs WHERE id = ?", (slab_id,))
         if held:
-            self._tidy(("DELETE FROM holders WHERE slab = ?", (slab_id,)), delete)
+            self._change(("DELETE FROM holders WHERE slab = ?", (slab_id,)), (DELETE_SLAB, (slab_id,)))
         else:
-            self._tidy(delete)
+            self._change((DELETE_SLAB, (slab_id,)))
 
     def mark_reclaiming(self, slab_id: int) -> None:
         """Record that the slab was freed, and that only its holders keep its bytes charged."""
-        self._tidy(("UPDATE slabs SET reclaiming = 1, name = NULL, owner = NULL WHERE id = ?", (slab_id,)))
+        self._change(("UPDATE slabs SET reclaiming = 1, name = NULL, owner = NULL WHERE id = ?", (slab_id,)))
 
     def set_owner(self, slab_id: int, owner: int | None, deadline: float | None) -> None:
         """Record who renews a leased slab, or until when it lives without an owner."""
-        self._tidy(("UPDATE slabs SET owner = ?, deadline = ? WHERE id = ?", (owner, deadline, slab_id)))
+        self._change(("UPDATE slabs SET owner = ?, deadline = ? WHERE id = ?", (owner, deadline, slab_id)))
 
     def insert_holder(self, holder: HolderRow) -> None:
         """Record that a session may map a slab."""
-        with writing():
-            self._insert_holder(holder)
-
-    def _insert_holder(self, holder: HolderRow) -> None:
-        self._db.execute(INSERT_HOLDER, (holder.slab, holder.session, holder.transport, holder.mode))
+        self._change(_insertion_of(holder))
 
     def delete_holder(self, slab_id: int, session_id: int, transport: str) -> None:
         """Record that a session has let go of a slab."""
         delete = "DELETE FROM holders WHERE slab = ? AND session = ? AND transport = ?"
-        self._tidy((delete, (slab_id, session_id, transport)))
+        self._change((delete, (slab_id, session_id, transport)))
 
     def slabs(self) -> list[SlabRow]:
         """Return every slab in the order of ids."""
@@ -256,52 +264,37 @@ class Catalog:
 
     def holders(self) -> list[HolderRow]:
         """Return every holder."""
-        return [
-            HolderRow(*row) for row in self._db.execute("SELECT slab, session, transport, mode FROM holders")
-        ]
+        return [HolderRow(*row) for row in self._db.execute("SELECT slab, session, transport, mode FROM holders")]
 
     # Sessions -----------------------------------------------------------------------------------------
 
     def insert_session(self, row: SessionRow) -> None:
         """Record a session so that it can be resumed."""
-        with writing():
-            values = (row.id, row.tenant, row.secret_hash, row.pid, time.time())
-            self._db.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?)", values)
+        values = (row.id, row.tenant, row.secret_hash, row.pid, time.time())
+        self._change(("INSERT INTO sessions VALUES (?, ?, ?, ?, ?)", values))
 
     def delete_session(self, session_id: int) -> None:
         """Forget a session and all that it holds."""
-        self._tidy(
+        self._change(
             ("DELETE FROM holders WHERE session = ?", (session_id,)),
             ("DELETE FROM sessions WHERE id = ?", (session_id,)),
         )
 
     def sessions(self) -> list[SessionRow]:
         """Return the sessions that were alive."""
-        return [
-            SessionRow(*row) for row in self._db.execute("SELECT id, tenant, secret_hash, pid FROM sessions")
-        ]
+        return [SessionRow(*row) for row in self._db.execute("SELECT id, tenant, secret_hash, pid FROM sessions")]
 
     def has_tenant(self, name: str) -> bool:
         """Tell whether there is such a tenant."""
         return self._db.execute("SELECT 1 FROM tenants WHERE name = ?", (name,)).fetchone() is not None
 
-    def _tidy(self, *statements: tuple[str, tuple[object, ...]]) -> None:
-        # What gives space back must not fail for want of space: made with the next insertion then. Should we
-        # crash before, start-up finds rows without files and drops them.
-        try:
-            if len(statements) == 1 or self._deep:
-                for statement, parameters in statements:
-                    self._db.execute(statement, parameters)
-            else:
-                with self.transaction():
-                    for statement, parameters in statements:
-                        self._db.execute(statement, parameters)
-        except sqlite3.OperationalError:
-            self._late.extend(statements)
-
     def close(self) -> None:
         """Close the database; its rows stay."""
         self._db.close()
+
+
+def _insertion_of(holder: HolderRow) -> Change:
+    return (INSERT_HOLDER, (holder.slab, holder.session, holder.transport, holder.mode))
 
 
 @contextlib.contextmanager

@@ -165,9 +165,7 @@ class Connection(asyncio.Protocol):
             )
         self._closing = True
         if self.session is not None:
-            log.debug(
-                "connection ended", peer=str(self.peer), session=self.session.id, error=exc and str(exc)
-            )
+            log.debug("connection ended", peer=str(self.peer), session=self.session.id, error=exc and str(exc))
             self._plane.service.life.sessions.lose(self.session, self)
 
     # The session calls these --------------------------------------------------------------------------
@@ -296,9 +294,7 @@ class Connection(asyncio.Protocol):
 
     def _internal(self, error: Exception) -> FarpoolError:
         log.error("request failed", peer=str(self.peer), exc_info=error)
-        return FarpoolError(
-            f"the server failed to answer ({type(error).__name__}: {error}); its log has more"
-        )
+        return FarpoolError(f"the server failed to answer ({type(error).__name__}: {error}); its log has more")
 
     # Ends ---------------------------------------------------------------------------------------------
 

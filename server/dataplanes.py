@@ -48,16 +48,12 @@ class DataPlanes:
             raise ConfigurationError(f"{error}; name installed ones with --transports") from None
         except TransportUnavailable as error:
             if _is_port_problem(error) or _is_port_problem(error.__cause__):
-                raise ConfigurationError(
-                    f"transport {name}: {error}; choose another with --data-listen"
-                ) from None
+                raise ConfigurationError(f"transport {name}: {error}; choose another with --data-listen") from None
             self._reasons[name] = str(error)
             log.warning("transport unavailable", transport=name, reason=str(error))
         except OSError as error:
             if _is_port_problem(error):
-                raise ConfigurationError(
-                    f"transport {name}: {error}; choose another with --data-listen"
-                ) from None
+                raise ConfigurationError(f"transport {name}: {error}; choose another with --data-listen") from None
             self._reasons[name] = f"it could not start: {error}"
             log.warning("transport unavailable", transport=name, reason=str(error))
         else:
@@ -75,12 +71,9 @@ class DataPlanes:
     def offers(self) -> list[Offer]:
         """Return what a session is told of each transport."""
         offers = [
-            Offer(transport=name, available=True, params=dict(plane.offer()))
-            for name, plane in self._planes.items()
+            Offer(transport=name, available=True, params=dict(plane.offer())) for name, plane in self._planes.items()
         ]
-        offers.extend(
-            Offer(transport=name, available=False, reason=why) for name, why in self._reasons.items()
-        )
+        offers.extend(Offer(transport=name, available=False, reason=why) for name, why in self._reasons.items())
         return offers
 
     def check(self, name: str) -> None:
@@ -128,8 +121,7 @@ class DataPlanes:
     def counters(self) -> dict[str, dict[str, Any]]:
         """Return by transport whether it is available, why not, and its counters."""
         report: dict[str, dict[str, Any]] = {
-            name: {"available": True, "reason": "", **plane.counters()}
-            for name, plane in self._planes.items()
+            name: {"available": True, "reason": "", **plane.counters()} for name, plane in self._planes.items()
         }
         report.update({name: {"available": False, "reason": why} for name, why in self._reasons.items()})
         return report

@@ -31,6 +31,9 @@ START_SECONDS: Final = 30.0
 EMBEDDED_VARIABLE: Final = "FARPOOL_SERVER_EMBEDDED"
 """Tells ``python -m farpool.server`` that a line of JSON comes on stdin, the lifeline from then on."""
 
+OURS: Final = ("FARPOOL_", "NOTIFY_SOCKET")
+"""Variables that speak to this process, not to a server that it embeds."""
+
 MEMORY_FOLDER: Final = "/dev/shm"  # noqa: S108  the arena in it is made by mkdtemp
 LOG_TAIL_BYTES: Final = 4096
 
@@ -72,9 +75,14 @@ def serve_embedded(
 
 def _make_folder(parent: str, prefix: str, undo: contextlib.ExitStack, remove: list[str]) -> str:
     folder = tempfile.mkdtemp(prefix=prefix, dir=parent)
-    undo.callback(shutil.rmtree, folder, ignore_errors=True)
+    undo.callback(_remove_folder, folder, os.getpid())
     remove.append(folder)
     return folder
+
+
+def _remove_folder(folder: str, owner: int) -> None:
+    if os.getpid() == owner:  # and not in a fork that leaves the same block
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _short_folder() -> str:
@@ -88,6 +96,7 @@ class EmbeddedServer:
     def __init__(self, settings: dict[str, Any], remove: Sequence[str]) -> None:
         self._settings = settings
         self._remove = list(remove)
+        self._owner = os.getpid()
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed by close()
         self._url = self._tcp_url = ""
@@ -122,13 +131,14 @@ class EmbeddedServer:
         if self._process is not None and self._process.poll() is None:
             return
         self._reap()
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(OURS)}
         order = {"settings": self._settings, "parent": os.getpid(), "remove": self._remove}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "farpool.server"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env={**os.environ, EMBEDDED_VARIABLE: "1"},
+            env={**environment, EMBEDDED_VARIABLE: "1"},
             start_new_session=True,
         )
         try:
@@ -159,7 +169,9 @@ class EmbeddedServer:
         self._running().send_signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """Stop the server for good. May be called twice."""
+        """Stop the server for good. May be called twice; does nothing in a fork of the process that started it."""
+        if os.getpid() != self._owner:
+            return
         self.stop()
         self._log.close()
 

@@ -102,9 +102,7 @@ class Lifecycle:
 
     async def make_long(self, session: Session, slab: Slab) -> None:
         """Do the same in a thread; raise ``PermissionDenied`` if the session ends meanwhile."""
-        making = asyncio.get_running_loop().run_in_executor(
-            self._executor, self.arena.create, slab.id, slab.nbytes
-        )
+        making = asyncio.get_running_loop().run_in_executor(self._executor, self.arena.create, slab.id, slab.nbytes)
         self._working.add(making)
         making.add_done_callback(self._working.discard)
         try:
@@ -126,15 +124,12 @@ class Lifecycle:
         try:
             self.generations.store(slab.slot, slab.generation)
             if transport:
-                assert session.served is not None
-                params = self.planes.publish(transport, slab, session.served, "rw")
+                params = self._publish(session, slab, transport, "rw")
                 if self.planes.may_map(transport):
                     holder = HolderRow(slab.id, session.id, transport, "rw")
             self.catalog.insert_slab(_row_of(slab), holder)
         except BaseException:
-            self.generations.store(slab.slot, 0)
-            self.planes.revoke(slab, {transport})
-            slab.close_memory()
+            self._unpublish(slab)
             self._abandon(slab)
             raise
         self.slabs.admit(slab)
@@ -145,16 +140,24 @@ class Lifecycle:
 
     def attach(self, session: Session, slab: Slab, transport: str, mode: Mode) -> dict[str, Any]:
         """Let *session* reach the slab over *transport*; return the parameters for its client half."""
-        assert session.served is not None
         # One grant a session, slab and transport: a second attach never narrows the first.
         granted: Mode = "rw" if slab.holders.get((session.id, transport)) == "rw" else mode
-        params = self.planes.publish(transport, slab, session.served, granted)
+        params = self._publish(session, slab, transport, granted)
         if self.planes.may_map(transport):
             self.catalog.insert_holder(HolderRow(slab.id, session.id, transport, granted))
         self.slabs.hold(slab, session.id, transport, granted)
         if self.leases.adopt(slab, session):
             self.catalog.set_owner(slab.id, session.id, None)
         return params
+
+    def _publish(self, session: Session, slab: Slab, transport: str, mode: Mode) -> dict[str, Any]:
+        assert session.served is not None
+        slab.published.add(transport)
+        return self.planes.publish(transport, slab, session.served, mode)
+
+    def _unpublish(self, slab: Slab) -> None:
+        self.generations.store(slab.slot, 0)
+        self.planes.revoke(slab, slab.published)
 
     # Slabs end ----------------------------------------------------------------------------------------
 
@@ -167,8 +170,7 @@ class Lifecycle:
         if slab.owner is not None:
             audience.add(slab.owner)
         self.slabs.retire(slab)
-        self.generations.store(slab.slot, 0)
-        self.planes.revoke(slab, {transport for _, transport in slab.holders})
+        self._unpublish(slab)
         for session_id, transport in list(slab.holders):
             if not self.planes.may_map(transport):
                 self.slabs.let_go(slab, session_id, transport)
@@ -195,9 +197,7 @@ class Lifecycle:
     def _remove_long(self, slab: Slab) -> Awaitable[None]:
         mapping = slab.take_memory()
         self._removing.add(slab.id)
-        removal = asyncio.get_running_loop().run_in_executor(
-            self._executor, _remove, self.arena, slab.id, mapping
-        )
+        removal = asyncio.get_running_loop().run_in_executor(self._executor, _remove, self.arena, slab.id, mapping)
         self._working.add(removal)
 
         def removed(future: asyncio.Future[None]) -> None:
@@ -224,6 +224,7 @@ class Lifecycle:
                 session.channel.send(encode_event(event, id=slab.id, generation=slab.generation))
 
     def _abandon(self, slab: Slab) -> None:
+        slab.close_memory()
         with contextlib.suppress(OSError):
             self.arena.remove(slab.id)
         self.generations.release_slot(slab.slot)
@@ -257,7 +258,7 @@ class Lifecycle:
     def _session_ended(self, session: Session, event: SessionEvent) -> None:
         quiet = event in (SessionEvent.GOODBYE, SessionEvent.STOPPED)
         (log.debug if quiet else log.info)("session ended", session=session.id, reason=event.value)
-        with self.catalog.transaction():
+        with self.catalog.together():
             for slab in self.slabs.held_by(session.id):
                 for session_id, transport in list(slab.holders):
                     if session_id == session.id:
@@ -273,7 +274,7 @@ class Lifecycle:
         self._end_some(ending)
 
     def _end_some(self, slabs: list[Slab]) -> None:
-        with self.catalog.transaction():
+        with self.catalog.together():
             for slab in slabs[:ENDS_IN_ONE_GO]:
                 if slab.state == "live":
                     self.end_slab(slab, REVOKED)
@@ -290,16 +291,18 @@ class Lifecycle:
         """End every session and wait for the work in threads; leased and persistent slabs stay."""
         for session in self.sessions.all():
             self.sessions.end(session, SessionEvent.STOPPED)
-        self._end_some_now()
-        while self._working:
-            await asyncio.wait(self._working)
-        for slab in self.slabs.close():
-            slab.close_memory()
-
-    def _end_some_now(self) -> None:
         for slab in self.slabs.all():
             if slab.lease == "session":
                 self.end_slab(slab, REVOKED)
+        while self._working:
+            await asyncio.wait(self._working)
+        for slab in self.slabs.being_made():
+            self.arena.remove(slab.id)
+
+    def close_memory(self) -> None:
+        """Unmap every slab, once no data plane can reach them any more."""
+        for slab in self.slabs.all():
+            slab.close_memory()
 
 
 def _row_of(slab: Slab) -> SlabRow:

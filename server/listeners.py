@@ -25,9 +25,7 @@ def bind_tcp(listen: str) -> tuple[socket.socket, Address]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        raise ConfigurationError(
-            f"cannot listen on {listen}: {error.strerror}; name an address of this host"
-        ) from None
+        raise ConfigurationError(f"cannot listen on {listen}: {error.strerror}; name an address of this host") from None
     family, kind, protocol, _, address = found[0]
     listener = socket.socket(family, kind, protocol)
     try:
@@ -98,8 +96,7 @@ def _make_folder(folder: str) -> None:
         status = path.lstat()
     except OSError as error:
         raise ConfigurationError(
-            f"the socket's directory {folder} cannot be used: {error.strerror}; make it, or choose another "
-            "with --unix"
+            f"the socket's directory {folder} cannot be used: {error.strerror}; make it, or choose another with --unix"
         ) from None
     writable_by_others = stat.S_IMODE(status.st_mode) & 0o022 and not status.st_mode & stat.S_ISVTX
     if status.st_uid not in (0, os.geteuid()) or writable_by_others:
@@ -117,9 +114,7 @@ def _refuse_what_is_there(path: str) -> None:
     except OSError as error:
         raise ConfigurationError(f"cannot look at the socket path {path}: {error.strerror}") from None
     if not stat.S_ISSOCK(status.st_mode):
-        raise ConfigurationError(
-            f"{path} is there already and no socket; remove it, or choose another with --unix"
-        )
+        raise ConfigurationError(f"{path} is there already and no socket; remove it, or choose another with --unix")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(2.0)
         try:
@@ -128,6 +123,4 @@ def _refuse_what_is_there(path: str) -> None:
             return
         except OSError:
             pass  # no answer in time, or no right to ask: somebody's server all the same
-    raise ConfigurationError(
-        f"a server answers at {path} already; stop it, or choose another path with --unix"
-    )
+    raise ConfigurationError(f"a server answers at {path} already; stop it, or choose another path with --unix")

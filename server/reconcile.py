@@ -47,8 +47,8 @@ def reconcile(
 ) -> Restored:
     """Bring back what survived, and remove what nobody owns; fills *slabs* and *sessions*."""
     same_boot = catalog.meta_text("boot_id") == boot_id()
-    with catalog.transaction():
-        catalog.set_meta("boot_id", boot_id())
+    catalog.set_meta("boot_id", boot_id())
+    with catalog.together():
         known = {row.id: row for row in catalog.sessions()}
         holders: dict[int, list[HolderRow]] = defaultdict(list)
         for holder in catalog.holders() if same_boot else ():
@@ -99,9 +99,7 @@ def _remove_unknown(arena: Arena, files: dict[int, int], live: list[SlabRow]) ->
     for slab_id in unknown:
         arena.remove(slab_id)
     if unknown:
-        log.info(
-            "orphan slab files removed", count=len(unknown), nbytes=sum(files[slab_id] for slab_id in unknown)
-        )
+        log.info("orphan slab files removed", count=len(unknown), nbytes=sum(files[slab_id] for slab_id in unknown))
     return len(unknown)
 
 

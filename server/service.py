@@ -87,9 +87,7 @@ class PoolService:
                 f'this server has no tenant "{tenant[:80]}"; leave the tenant out for "{DEFAULT_TENANT}"'
             )
         if self.draining:
-            raise PermissionDenied(
-                "the server is draining and opens no more sessions; try again once it is back"
-            )
+            raise PermissionDenied("the server is draining and opens no more sessions; try again once it is back")
         sessions = self.life.sessions
         if hello.resume is not None:
             session = sessions.resume(hello.resume.session, hello.resume.secret, channel)
@@ -137,9 +135,7 @@ class PoolService:
 
     def _allocate(self, session: Session, request: Allocate) -> Attached | Awaitable[Attached]:
         if self.draining:
-            raise PermissionDenied(
-                "the server is draining and makes no more slabs; try again once it is back"
-            )
+            raise PermissionDenied("the server is draining and makes no more slabs; try again once it is back")
         nbytes = parse_size(request.nbytes)
         name = None if request.name is None else validate_name(request.name)
         lease = parse_lease(request.lease)
@@ -241,9 +237,7 @@ async def _done_after(removal: Awaitable[None]) -> Done:
     try:
         await removal
     except OSError as error:
-        raise FarpoolError(
-            f"the slab has ended, but its file could not be removed: {error.strerror}"
-        ) from error
+        raise FarpoolError(f"the slab has ended, but its file could not be removed: {error.strerror}") from error
     return Done()
 
 

@@ -154,9 +154,7 @@ class Session:
         """Change the state; an event that cannot happen in it is a programming error."""
         target = TRANSITIONS.get((self.state, event))
         if target is None:
-            raise RuntimeError(
-                f"session {self.id} is {self.state.value}: it cannot have been that it {event.value}"
-            )
+            raise RuntimeError(f"session {self.id} is {self.state.value}: it cannot have been that it {event.value}")
         self.state = target
         self.since = now
 
@@ -206,8 +204,7 @@ class SessionTable:
         """Begin a session with a new secret; raise ``PermissionDenied`` when *limit* of them are open."""
         if len(self._sessions) >= limit:
             raise PermissionDenied(
-                f"the server has its limit of {limit} sessions; end some, or serve with a higher "
-                "max_sessions",
+                f"the server has its limit of {limit} sessions; end some, or serve with a higher max_sessions",
                 limit=limit,
             )
         secret = secrets.token_bytes(SECRET_BYTES)

@@ -100,6 +100,11 @@ class ServerSettings(BaseSettings):
     def _capacity(cls, value: object) -> int:
         return parse_size(value, what="capacity")
 
+    @field_validator("arena", "unix", mode="before")
+    @classmethod
+    def _path(cls, value: object) -> object:
+        return os.fspath(value) if isinstance(value, Path) else value
+
     @field_validator("arena", mode="after")
     @classmethod
     def _arena(cls, value: str) -> str:
@@ -200,9 +205,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     return values
 
 
-def _explain(
-    error: ValidationError, path: Path | None, passed: Mapping[str, Any], from_file: Mapping[str, Any]
-) -> str:
+def _explain(error: ValidationError, path: Path | None, passed: Mapping[str, Any], from_file: Mapping[str, Any]) -> str:
     first = error.errors(include_url=False)[0]
     key = ".".join(str(part) for part in first["loc"])
     name = str(first["loc"][0]) if first["loc"] else ""

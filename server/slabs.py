@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Iterable
 from typing import Literal
 
 from farpool.native.mapping import Mapping as MemoryMapping
@@ -38,6 +37,7 @@ class Slab:
         "name",
         "nbytes",
         "owner",
+        "published",
         "slot",
         "state",
         "tenant",
@@ -73,6 +73,8 @@ class Slab:
         self.state: State = "live"
         self.holders: dict[tuple[int, str], Mode] = {}
         """(session, transport) to the widest mode that was granted."""
+        self.published: set[str] = set()
+        """Transports that know its memory; all of them must have revoked it before that is closed."""
 
     @property
     def ttl(self) -> float | None:
@@ -119,6 +121,7 @@ class SlabTable:
         """Bytes of slabs that can be found, or are being made."""
         self.reclaiming = 0
         """Bytes of ended slabs that somebody still holds."""
+        self._making: dict[int, Slab] = {}
         self._slabs: dict[int, Slab] = {}
         self._reclaiming: dict[int, Slab] = {}
         self._names: dict[tuple[str, str], int] = {}
@@ -138,13 +141,9 @@ class SlabTable:
     def check_room(self, tenant: str, name: str | None, charged: int) -> None:
         """Raise ``NameTaken`` or ``PoolFull`` if such a slab cannot be made now."""
         if name is not None and (taken := self._names.get((tenant, name))) is not None:
-            raise NameTaken(
-                f'the name "{name}" belongs to slab {taken}; open that one, or choose another', id=taken
-            )
+            raise NameTaken(f'the name "{name}" belongs to slab {taken}; open that one, or choose another', id=taken)
         if charged > self.free:
-            waiting = (
-                f", {format_bytes(self.reclaiming)} wait for clients to let go" if self.reclaiming else ""
-            )
+            waiting = f", {format_bytes(self.reclaiming)} wait for clients to let go" if self.reclaiming else ""
             raise PoolFull(
                 f"asked for {format_bytes(charged)}, {format_bytes(self.free)} of the pool's "
                 f"{format_bytes(self.capacity)} are "
@@ -157,17 +156,20 @@ class SlabTable:
     def reserve(self, slab: Slab) -> None:
         """Charge a slab that is about to be made, and take its name."""
         self.allocated += slab.charged
+        self._making[slab.id] = slab
         if slab.name is not None:
             self._names[slab.tenant, slab.name] = slab.id
 
     def abandon(self, slab: Slab) -> None:
         """Undo :meth:`reserve`."""
         self.allocated -= slab.charged
+        del self._making[slab.id]
         if slab.name is not None:
             del self._names[slab.tenant, slab.name]
 
     def admit(self, slab: Slab) -> None:
         """Let a reserved slab be found from now on."""
+        del self._making[slab.id]
         self._slabs[slab.id] = slab
         if slab.owner is not None:
             self._owned.setdefault(slab.owner, {})[slab.id] = slab
@@ -226,9 +228,7 @@ class SlabTable:
         """Return the tenant's slab of that id; raise ``SlabNotFound``."""
         slab = self._slabs.get(slab_id)
         if slab is None or slab.tenant != tenant:
-            raise SlabNotFound(
-                f"there is no slab {slab_id} here; it may have been freed or have expired", id=slab_id
-            )
+            raise SlabNotFound(f"there is no slab {slab_id} here; it may have been freed or have expired", id=slab_id)
         return slab
 
     def get_life(self, tenant: str, slab_id: int, generation: int) -> Slab:
@@ -262,6 +262,10 @@ class SlabTable:
         """Return the slabs, alive or reclaiming, that the session has attached."""
         return list(self._held.get(session_id, {}).values())
 
+    def being_made(self) -> list[Slab]:
+        """Return the slabs that are reserved and not admitted yet."""
+        return list(self._making.values())
+
     def all(self) -> list[Slab]:
         """Return the slabs that can be found, in the order of ids."""
         return list(self._slabs.values())
@@ -283,10 +287,3 @@ class SlabTable:
                 return found, True
             found.append(slab)
         return found, False
-
-    def close(self) -> Iterable[Slab]:
-        """Forget everything, and return what was there for its memory to be closed."""
-        slabs = [*self._slabs.values(), *self._reclaiming.values()]
-        self._slabs.clear()
-        self._reclaiming.clear()
-        return slabs
