@@ -4,7 +4,7 @@ from libc.stdint cimport int32_t, uint32_t, uint64_t
 cdef extern from * nogil:
     """
     #include <stdint.h>
-    static inline uint64_t fp_load(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+    static inline uint64_t fp_load(const uint64_t *p) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }
     static inline void fp_store(uint64_t *p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_SEQ_CST); }
     static inline uint64_t fp_fetch_add(uint64_t *p, uint64_t v) { return __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST); }
     static inline uint64_t fp_compare_swap(uint64_t *p, uint64_t expected, uint64_t desired) {

@@ -1,14 +1,15 @@
-"""The machine's own limits: C loops with no code of Farpool's in them, which the harness compares Farpool with.
+"""The machine's own limits: C loops that reach no slab through Farpool, to compare Farpool with.
 
-Each loop writes one sample, the nanoseconds of one timed block, into the caller's int64 array, and returns how many it
-wrote: it ends when its ``seconds`` are over or the array is full. Nothing is allocated while a loop runs. The GIL is
-released for the whole loop, and taken to run signal handlers when a socket's call was interrupted.
+Each loop writes one sample, the nanoseconds of one timed block, into the caller's int64 array, and returns
+how many it wrote: it ends when its ``seconds`` are over or the array is full. Nothing is allocated while a
+loop runs. The GIL is released for the whole loop, and taken to run signal handlers when a socket's call was
+interrupted.
 """
 
 from cpython.exc cimport PyErr_CheckSignals, PyErr_SetFromErrno
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport int64_t, uint8_t, uint64_t
-from libc.string cimport memcpy
+from libc.string cimport memcpy, strerror
 
 from farpool.native.clock cimport now_ns, to_ns
 from farpool.native.libatomics cimport fetch_add_word, load_word
@@ -43,50 +44,51 @@ from farpool.protocol.errors import DeadlineExceeded, InvalidArgument, OutOfBoun
 
 cdef extern from *:
     """
-    /* The compiler must neither drop a copy that the next one overwrites nor turn memcpy into a builtin of ours. */
+    /* The compiler must not drop a copy or a load that nothing uses. */
     #define fp_keep() __asm__ volatile("" ::: "memory")
     """
     void keep "fp_keep"() noexcept nogil
 
+# Seconds that a loop over memory may run: Ctrl-C is seen only at its end.
 cdef double LONGEST = 60.0
-"""Seconds that a loop over memory may run: Ctrl-C is seen only at its end."""
 
+# Bytes that a pipelined ping-pong may have waiting in its lesser direction: socket buffers always hold so
+# many.
 cdef int64_t SMALL_SIDE = 64 << 10
-"""Bytes that a pipelined ping-pong may have waiting in its lesser direction, so that socket buffers always hold them."""
 
 
-# Memory ---------------------------------------------------------------------------------------------------------
+# Memory ------------------------------------------------------------------------------------------------
 
 cdef void empty_block(Walk *walk) noexcept nogil:
     keep()
 
 
 cdef void read_block(Walk *walk) noexcept nogil:
-    cdef size_t call
-    for call in range(walk.calls):
+    cdef size_t _call
+    for _call in range(walk.calls):
         memcpy(walk.buffer + walk.part * walk.nbytes, walk.memory + walk.offsets[walk.place], walk.nbytes)
         keep()
         step(walk)
 
 
 cdef void write_block(Walk *walk) noexcept nogil:
-    cdef size_t call
-    for call in range(walk.calls):
+    cdef size_t _call
+    for _call in range(walk.calls):
         memcpy(walk.memory + walk.offsets[walk.place], walk.buffer + walk.part * walk.nbytes, walk.nbytes)
         keep()
         step(walk)
 
 
 cdef void add_block(Walk *walk) noexcept nogil:
-    cdef size_t call
-    for call in range(walk.calls):
+    cdef size_t _call
+    for _call in range(walk.calls):
         fetch_add_word(<uint64_t *> (walk.memory + walk.offsets[walk.place]), 1)
         step(walk)
 
 
 cdef void load_block(Walk *walk) noexcept nogil:
-    cdef size_t call
-    for call in range(walk.calls):
+    cdef size_t _call
+    for _call in range(walk.calls):
         load_word(<const uint64_t *> (walk.memory + walk.offsets[walk.place]))
         keep()
         step(walk)
@@ -117,7 +119,8 @@ cdef Py_ssize_t time_blocks(Block block, Walk *walk, int64_t[::1] samples, doubl
     return count
 
 
-cdef Walk make_walk(const uint8_t[::1] memory, const int64_t[::1] offsets, size_t nbytes, size_t calls) except *:
+cdef Walk make_walk(const uint8_t[::1] memory, const int64_t[::1] offsets, size_t nbytes,
+                    size_t calls) except *:
     """Return a walk whose every place was checked; its buffer is still to be set."""
     cdef Walk walk
     cdef Py_ssize_t index
@@ -125,7 +128,7 @@ cdef Walk make_walk(const uint8_t[::1] memory, const int64_t[::1] offsets, size_
         raise InvalidArgument("a loop needs at least one offset, one byte and one call a block")
     for index in range(offsets.shape[0]):
         if offsets[index] < 0 or offsets[index] > memory.shape[0] - <Py_ssize_t> nbytes:
-            raise OutOfBounds(f"offset {offsets[index]} with {nbytes} bytes is outside the memory of {memory.shape[0]}")
+            raise OutOfBounds(f"{nbytes} bytes at {offsets[index]} reach outside {memory.shape[0]}")
     walk.memory = <uint8_t *> &memory[0]
     walk.offsets = &offsets[0]
     walk.places = offsets.shape[0]
@@ -182,26 +185,28 @@ def write_memory(uint8_t[::1] memory, const int64_t[::1] offsets, const uint8_t[
     return time_blocks(write_block, &walk, samples, seconds)
 
 
-def add_words(uint8_t[::1] memory, const int64_t[::1] offsets, size_t calls, int64_t[::1] samples, double seconds):
+def add_words(uint8_t[::1] memory, const int64_t[::1] offsets, size_t calls, int64_t[::1] samples,
+              double seconds):
     """Add 1 atomically to the aligned word at each offset in turn, *calls* additions a sample."""
     cdef Walk walk = make_walk(memory, offsets, 8, calls)
     check_words(memory, offsets)
     return time_blocks(add_block, &walk, samples, seconds)
 
 
-def load_words(uint8_t[::1] memory, const int64_t[::1] offsets, size_t calls, int64_t[::1] samples, double seconds):
+def load_words(uint8_t[::1] memory, const int64_t[::1] offsets, size_t calls, int64_t[::1] samples,
+               double seconds):
     """Load the aligned word at each offset in turn, *calls* loads a sample."""
     cdef Walk walk = make_walk(memory, offsets, 8, calls)
     check_words(memory, offsets)
     return time_blocks(load_block, &walk, samples, seconds)
 
 
-# Files ----------------------------------------------------------------------------------------------------------
+# Files -------------------------------------------------------------------------------------------------
 
-def slab_files(int directory, size_t nbytes, int64_t[::1] samples, double seconds):
-    """Make a file in *directory* (a descriptor), reserve its pages, map it, unmap it and remove it; each sample is one.
+def slab_files(int directory, bytes name, size_t nbytes, int64_t[::1] samples, double seconds):
+    """Make file *name* in *directory* (a descriptor), reserve its pages, map, unmap, remove it: one sample.
 
-    The kernel's whole share of an allocation and a free. Raises ``OSError``; no file is left behind.
+    That is the kernel's whole share of an allocation and a free. Raises ``OSError``; no file is left behind.
     """
     if not 0 < seconds <= LONGEST:
         raise InvalidArgument(f"the loop runs up to {LONGEST:g} seconds, not {seconds:g}")
@@ -209,24 +214,24 @@ def slab_files(int directory, size_t nbytes, int64_t[::1] samples, double second
     cdef Py_ssize_t most = samples.shape[0]
     cdef int64_t *sample = first_of(samples)
     cdef int failed = 0
+    cdef const char *path = name
     cdef int64_t begin
     cdef int64_t now = 0
     cdef int64_t end = now_ns() + to_ns(seconds)
     with nogil:
         while count < most and now < end and not failed:
             begin = now_ns()
-            failed = one_file(directory, nbytes)
+            failed = one_file(directory, path, nbytes)
             now = now_ns()
             sample[count] = now - begin
             count += 1
     if failed:
-        errno_error(failed)
+        raise OSError(failed, f"the kernel refused a file of {nbytes} bytes: {strerror(failed).decode()}")
     return count
 
 
-cdef int one_file(int directory, size_t nbytes) noexcept nogil:
+cdef int one_file(int directory, const char *name, size_t nbytes) noexcept nogil:
     """Return 0 or the errno."""
-    cdef const char *name = b"limit-slab"
     cdef int failed = 0
     cdef void *base
     cdef int fd = openat(directory, name, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0o600)
@@ -246,22 +251,15 @@ cdef int one_file(int directory, size_t nbytes) noexcept nogil:
     return failed
 
 
-cdef int errno_error(int number) except -1:
-    global errno
-    errno = number
-    PyErr_SetFromErrno(OSError)
-    return -1
-
-
-# Sockets --------------------------------------------------------------------------------------------------------
+# Sockets -----------------------------------------------------------------------------------------------
 
 def round_trips(int fd, const uint8_t[::1] request, uint8_t[::1] reply, int64_t[::1] samples, double seconds,
                 double timeout, *, size_t ahead=1):
-    """Send *request*, wait for *reply*, again and again, over the blocking socket *fd*; each sample is one round trip.
+    """Send *request* and wait for *reply* over the blocking socket *fd*, again and again: one sample each.
 
-    With *ahead* above 1 so many requests are always under way (a raw stream), and a sample is the time from one reply to
-    the next. Raises ``ServerLost``, and ``DeadlineExceeded`` when nothing moves for *timeout* seconds, or
-    when a round trip is not done after twice that.
+    With *ahead* above 1 so many requests are always under way (a raw stream), and a sample is the time from
+    one reply to the next. Raises ``ServerLost``, and ``DeadlineExceeded`` when nothing moves for *timeout*
+    seconds, or when a round trip is not done after twice that.
     """
     cdef size_t request_nbytes = request.shape[0]
     cdef size_t reply_nbytes = reply.shape[0]
@@ -269,21 +267,21 @@ def round_trips(int fd, const uint8_t[::1] request, uint8_t[::1] reply, int64_t[
     if lesser == 0 or ahead == 0 or not seconds > 0:
         raise InvalidArgument("a ping-pong needs a request, a reply, one request ahead and some time")
     if ahead > 1 and ahead * lesser > <size_t> SMALL_SIDE:
-        raise InvalidArgument(f"{ahead} requests ahead leave over {SMALL_SIDE} bytes waiting in both directions")
+        raise InvalidArgument(f"{ahead} requests ahead leave over {SMALL_SIDE} bytes waiting both ways")
     prepare(fd, timeout)
     cdef const uint8_t *question = &request[0]
     cdef uint8_t *answer = &reply[0]
     cdef Py_ssize_t count = 0
     cdef Py_ssize_t most = samples.shape[0]
     cdef int64_t *sample = first_of(samples)
-    cdef size_t index
+    cdef size_t _index
     cdef int64_t wait = to_ns(timeout)
     cdef int64_t begin
     cdef int64_t now = 0
     cdef int64_t end = now_ns() + to_ns(seconds)
     with nogil:
         begin = now_ns()
-        for index in range(1, ahead):
+        for _index in range(1, ahead):
             send_whole(fd, question, request_nbytes, begin + wait)
         while count < most and now < end:
             begin = now_ns()
@@ -292,7 +290,7 @@ def round_trips(int fd, const uint8_t[::1] request, uint8_t[::1] reply, int64_t[
             now = now_ns()
             sample[count] = now - begin
             count += 1
-        for index in range(1, ahead):
+        for _index in range(1, ahead):
             receive_whole(fd, answer, reply_nbytes, now + wait)
     return count
 
@@ -301,11 +299,14 @@ def serve_round_trips(int fd, uint8_t[::1] inbox, size_t request_nbytes, const u
                       size_t reply_nbytes, double timeout):
     """Answer each request on the blocking socket *fd* until the peer closes it; return how many there were.
 
-    Requests are received into *inbox* and replies sent from *outbox*, a step further each time. Raises ``ServerLost``
-    if the connection ends inside a request, ``DeadlineExceeded`` after *timeout* seconds of silence.
+    Requests are received into *inbox* and replies sent from *outbox*, a step further each time. Raises
+    ``ServerLost`` if the connection ends inside a request, ``DeadlineExceeded`` after *timeout* seconds of
+    silence.
     """
     if not 0 < request_nbytes <= <size_t> inbox.shape[0] or not 0 < reply_nbytes <= <size_t> outbox.shape[0]:
-        raise InvalidArgument(f"a request of {request_nbytes} or a reply of {reply_nbytes} bytes does not fit its buffer")
+        raise InvalidArgument(
+            f"a request of {request_nbytes} or a reply of {reply_nbytes} bytes does not fit its buffer"
+        )
     prepare(fd, timeout)
     cdef uint8_t *inner = &inbox[0]
     cdef const uint8_t *outer = &outbox[0]
@@ -357,7 +358,8 @@ cdef int send_whole(int fd, const uint8_t *data, size_t nbytes, int64_t deadline
     return 0
 
 
-cdef int receive_whole(int fd, uint8_t *data, size_t nbytes, int64_t deadline, bint may_end=False) except -1 nogil:
+cdef int receive_whole(int fd, uint8_t *data, size_t nbytes, int64_t deadline,
+                       bint may_end=False) except -1 nogil:
     """Return 1, or 0 if *may_end* and the peer has closed the connection before the first byte."""
     cdef ssize_t done = recv(fd, data, nbytes, MSG_WAITALL)
     while done != <ssize_t> nbytes:

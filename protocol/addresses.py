@@ -64,7 +64,9 @@ def validate_socket_path(path: str) -> str:
     if not path.startswith("/") or "\0" in path:
         raise InvalidArgument(f"the socket path {path!r} must be absolute")
     if len(path.encode("utf-8", "surrogateescape")) > MAX_SOCKET_PATH_BYTES:
-        raise InvalidArgument(f"the socket path {path!r} is over {MAX_SOCKET_PATH_BYTES} bytes, the kernel's limit; choose a shorter one")
+        raise InvalidArgument(
+            f"the socket path {path!r} is over {MAX_SOCKET_PATH_BYTES} bytes, the kernel's limit; choose a shorter one"
+        )
     return path
 
 

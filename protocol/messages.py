@@ -279,8 +279,7 @@ class Goodbye(Request, frozen=True, kw_only=True):
 
 
 OPERATIONS: Final[dict[str, type[Request]]] = {
-    cls.operation: cls
-    for cls in (Hello, Allocate, Open, Attach, Detach, Free, Listing, Stat, Heartbeat, Goodbye)
+    cls.operation: cls for cls in (Hello, Allocate, Open, Attach, Detach, Free, Listing, Stat, Heartbeat, Goodbye)
 }
 
 
@@ -308,7 +307,9 @@ def encode_reply(request_id: int, reply: Reply) -> bytes:
 
 def encode_error(request_id: int, error: FarpoolError) -> bytes:
     """Return the frame that carries *error*; subclasses that are not in the tree travel as their nearest base."""
-    kind = next(cls.__name__ for cls in type(error).__mro__ if cls.__name__ in FarpoolError.kinds or cls is FarpoolError)
+    kind = next(
+        cls.__name__ for cls in type(error).__mro__ if cls.__name__ in FarpoolError.kinds or cls is FarpoolError
+    )
     return encode_frame([ERROR, request_id, kind, error.message[:4096], error.details])
 
 

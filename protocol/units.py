@@ -8,7 +8,15 @@ import unicodedata
 
 from farpool.protocol.errors import InvalidArgument
 
-__all__ = ["MAX_NAME_BYTES", "MAX_SLAB_BYTES", "Lease", "format_bytes", "parse_lease", "parse_size", "validate_name"]
+__all__ = [
+    "MAX_NAME_BYTES",
+    "MAX_SLAB_BYTES",
+    "Lease",
+    "format_bytes",
+    "parse_lease",
+    "parse_size",
+    "validate_name",
+]
 
 MAX_NAME_BYTES = 255
 """Longest slab name in UTF-8 bytes: what Linux allows a file name (NAME_MAX in limits.h)."""
@@ -88,7 +96,9 @@ def parse_lease(value: object) -> Lease:
         except ValueError:
             seconds = math.nan
     if not 0 < seconds <= MAX_LEASE_SECONDS:
-        raise InvalidArgument(f'lease must be "session", "persistent" or seconds (over 0, at most ten years), not {value!r}')
+        raise InvalidArgument(
+            f'lease must be "session", "persistent" or seconds (over 0, at most ten years), not {value!r}'
+        )
     return seconds
 
 

@@ -1,0 +1,1 @@
+"""Nothing here for Python: ``tcp_answers.pxd`` declares what the connection cimports."""

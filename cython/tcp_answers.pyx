@@ -1,0 +1,202 @@
+"""The answers that a data connection owes, and how they are sent: one system call for all that the socket takes.
+
+Slab bytes go from the slab to the socket. An attachment is pinned for the length of one non-blocking call; if it ended
+in the middle of its answer, the connection is dropped, since nothing else can follow half an answer.
+"""
+
+from libc.errno cimport EAGAIN, EINTR, errno
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free
+
+from farpool.native.libsocket cimport MSG_DONTWAIT, MSG_NOSIGNAL, iovec, msghdr, sendmsg
+from farpool.native.slab_table cimport Entry, pin, unpin
+from farpool.native.tcp_connection cimport DROP, KEEP, MOST_REPLIES
+from farpool.native.tcp_wire cimport STATUS_OK, STATUS_STALE, WIRE_MAGIC, Answer
+
+cdef enum:
+    MOST_PIECES = 256       # iovecs in one call
+
+
+cdef struct Batch:          # what one sendmsg sends
+    iovec pieces[MOST_PIECES]
+    Entry *pinned[MOST_REPLIES]
+    int piece_count
+    int pin_count
+    uint64_t total
+
+
+cdef void span_clear(Span *span) noexcept nogil:
+    if span.parts != &span.single:
+        free(span.parts)
+    span.parts = &span.single
+    span.count = 0
+    span.index = 0
+    span.done = 0
+
+
+cdef void span_advance(Span *span, uint64_t nbytes) noexcept nogil:
+    """Step over *nbytes*."""
+    cdef uint64_t here
+    while span.index < span.count:
+        here = span.parts[span.index].length - span.done
+        if nbytes < here:
+            span.done += nbytes
+            return
+        nbytes -= here
+        span.index += 1
+        span.done = 0
+
+
+cdef Reply *owe(Connection *connection, const Request *request, uint8_t status, uint64_t detail) noexcept nogil:
+    """Add an answer without bytes; the caller has seen that there is a place."""
+    cdef Reply *reply = &connection.replies[(connection.first + connection.owed) % MOST_REPLIES]
+    connection.owed += 1
+    reply.answer.magic = WIRE_MAGIC
+    reply.answer.operation = request.operation
+    reply.answer.status = status
+    reply.answer.handle = request.handle
+    reply.answer.id = request.id
+    reply.answer.length = 0
+    reply.answer.detail = detail
+    reply.header_sent = 0
+    reply.generation = request.generation
+    reply.span.parts = &reply.span.single
+    reply.span.count = 0
+    reply.span.index = 0
+    reply.span.done = 0
+    return reply
+
+
+cdef void owe_bytes(Connection *connection, const Request *request, Part *parts, uint64_t count) noexcept nogil:
+    """Add an answer with the bytes of *parts* (from malloc, and ours from now on), or of the request's own range."""
+    cdef Reply *reply = owe(connection, request, STATUS_OK, 0)
+    reply.answer.length = request.length
+    reply.span.count = <uint32_t> count
+    if parts == NULL:
+        reply.span.single.offset = request.offset
+        reply.span.single.length = request.length
+    else:
+        reply.span.parts = parts
+    connection.reads += 1
+
+
+cdef bint collect_payload(Batch *batch, Entry *entry, Span *span) noexcept nogil:
+    """Add the rest of a span to the batch; return whether all of it fitted."""
+    cdef uint32_t index = span.index
+    cdef uint64_t done = span.done
+    cdef iovec *piece
+    while index < span.count:
+        if batch.piece_count == MOST_PIECES:
+            return False
+        piece = &batch.pieces[batch.piece_count]
+        piece.iov_base = entry.base + span.parts[index].offset + done
+        piece.iov_len = span.parts[index].length - done
+        batch.total += piece.iov_len
+        batch.piece_count += 1
+        index += 1
+        done = 0
+    return True
+
+
+cdef int collect(Worker *worker, Connection *connection, Batch *batch) noexcept nogil:
+    """Gather as many owed answers as one call can send, and pin what they show."""
+    cdef Entry *entry
+    cdef Reply *reply
+    cdef uint32_t i
+    cdef bint fits = True
+    batch.piece_count = 0
+    batch.pin_count = 0
+    batch.total = 0
+    for i in range(connection.owed):
+        if not fits or batch.piece_count >= MOST_PIECES - 1:
+            break
+        reply = &connection.replies[(connection.first + i) % MOST_REPLIES]
+        entry = NULL
+        if reply.span.count:
+            entry = pin(worker.shared.entries, worker.shared.capacity, reply.answer.handle, connection.session,
+                        reply.generation)
+            if entry != NULL:
+                batch.pinned[batch.pin_count] = entry
+                batch.pin_count += 1
+            elif reply.header_sent:
+                return DROP
+            else:
+                span_clear(&reply.span)
+                connection.reads -= 1
+                reply.answer.status = STATUS_STALE
+                reply.answer.length = 0
+        if reply.header_sent < sizeof(Answer):
+            batch.pieces[batch.piece_count].iov_base = <char *> &reply.answer + reply.header_sent
+            batch.pieces[batch.piece_count].iov_len = sizeof(Answer) - reply.header_sent
+            batch.total += sizeof(Answer) - reply.header_sent
+            batch.piece_count += 1
+        if entry != NULL:
+            fits = collect_payload(batch, entry, &reply.span)
+    return KEEP
+
+
+cdef void retire(Worker *worker, Connection *connection, uint64_t sent) noexcept nogil:
+    """Note what was sent, and forget the answers that are out."""
+    cdef Reply *reply
+    cdef uint64_t here, left
+    while connection.owed:
+        reply = &connection.replies[connection.first]
+        here = sizeof(Answer) - reply.header_sent
+        if sent < here:
+            reply.header_sent += <uint32_t> sent
+            return
+        reply.header_sent = sizeof(Answer)
+        sent -= here
+        if reply.span.count:
+            left = payload_left(&reply.span)
+            worker.counters.bytes_read += sent if sent < left else left
+            if sent < left:
+                span_advance(&reply.span, sent)
+                return
+            sent -= left
+            span_clear(&reply.span)
+            connection.reads -= 1
+        connection.first = (connection.first + 1) % MOST_REPLIES
+        connection.owed -= 1
+
+
+cdef uint64_t payload_left(const Span *span) noexcept nogil:
+    cdef uint64_t left = 0
+    cdef uint32_t i
+    for i in range(span.index, span.count):
+        left += span.parts[i].length
+    return left - span.done
+
+
+cdef int flush(Worker *worker, Connection *connection) noexcept nogil:
+    """Send what is owed, as far as the socket takes it; ``blocked`` tells that some is left."""
+    cdef Batch batch
+    cdef msghdr message
+    cdef ssize_t sent
+    cdef int i, verdict
+    connection.blocked = False
+    message.msg_name = NULL
+    message.msg_namelen = 0
+    message.msg_control = NULL
+    message.msg_controllen = 0
+    message.msg_flags = 0
+    while connection.owed:
+        verdict = collect(worker, connection, &batch)
+        if verdict == KEEP:
+            message.msg_iov = batch.pieces
+            message.msg_iovlen = batch.piece_count
+            sent = sendmsg(connection.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL)
+        for i in range(batch.pin_count):
+            unpin(batch.pinned[i])
+        if verdict != KEEP:
+            return DROP
+        if sent < 0:
+            if errno == EINTR:
+                continue
+            connection.blocked = errno == EAGAIN
+            return KEEP if connection.blocked else DROP
+        retire(worker, connection, sent)
+        if <uint64_t> sent < batch.total:
+            connection.blocked = True
+            return KEEP
+    return KEEP

@@ -1,0 +1,107 @@
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from farpool.native.libpthread cimport pthread_mutex_t
+from farpool.native.slab_table cimport Entry
+from farpool.native.tcp_wire cimport OP_LAST, SECRET_BYTES, Answer, Part, Request
+
+cdef enum:
+    STAGE_BYTES = 131072        # input of one receive: a READV's header and all its parts fit twice
+    MOST_REPLIES = 64           # answers a connection may owe before we stop reading its requests
+    PEER_BYTES = 64
+    MOST_EVENTS = 256
+
+cdef enum Verdict:
+    KEEP = 0
+    DROP = -1
+
+cdef enum EventKind:
+    EVENT_GARBAGE = 1           # bytes that are not our protocol
+    EVENT_REFUSED = 2           # a hello with an unknown session, a wrong secret or another version
+    EVENT_SILENT = 3            # no hello in time
+    EVENT_LIMIT = 4             # too many connections
+    EVENT_DESCRIPTORS = 5       # no file descriptor left
+
+cdef struct Event:
+    int kind
+    uint64_t number
+    char peer[PEER_BYTES]
+
+cdef struct SessionSlot:        # which session a hello's slot stands for
+    uint64_t id
+    uint32_t active
+    uint8_t secret[SECRET_BYTES]
+
+cdef struct Counters:           # one writer each: the worker that owns them
+    uint64_t operations[OP_LAST + 1]
+    uint64_t bytes_read
+    uint64_t bytes_written
+    uint64_t errors
+    uint64_t accepted
+    uint64_t closed
+
+cdef struct Shared:             # what the workers of one reactor share
+    Entry *entries
+    uint32_t capacity
+    SessionSlot *sessions
+    uint32_t session_count
+    uint32_t connections        # open now
+    uint32_t connection_limit
+    int listener
+    int64_t hello_wait          # ns
+    uint32_t stop
+    pthread_mutex_t events_lock
+    Event events[MOST_EVENTS]
+    uint32_t first_event
+    uint32_t event_count
+    int event_fd
+
+cdef struct Worker:             # one thread
+    Shared *shared
+    int epoll
+    int wake                    # eventfd: stop, or look for ended sessions
+    uint8_t *stage
+    Counters counters
+    Connection *connections
+    uint32_t strangers          # connections that have not said hello
+    int64_t accept_again        # when to listen again after running out of descriptors; 0 while listening
+
+cdef struct Span:               # the parts of one read or write, and how far it has come
+    Part single
+    Part *parts                 # &single, or from malloc
+    uint32_t count
+    uint32_t index
+    uint64_t done               # bytes of parts[index]
+
+cdef struct Reply:              # an answer that is not wholly sent
+    Answer answer
+    uint32_t header_sent
+    uint64_t generation
+    Span span
+
+cdef struct Connection:
+    int fd
+    uint32_t interest           # what epoll watches for now
+    bint known                  # has said hello
+    bint blocked                # the socket takes no more answers
+    bint stalled                # no place for another answer, or a write waits for reads before it
+    uint32_t slot
+    uint64_t session
+    int64_t born
+    bint writing                # a payload is coming in
+    uint8_t status              # what the write will be answered with
+    Request request
+    Span span
+    uint64_t left               # bytes of the payload that have not come
+    uint8_t *spill              # input that could not be dealt with yet
+    size_t spilled
+    Reply replies[MOST_REPLIES]
+    uint32_t first
+    uint32_t owed
+    uint32_t reads              # answers owed that carry slab bytes
+    Connection *previous
+    Connection *next
+    char peer[PEER_BYTES]
+
+cdef int serve(Worker *worker, Connection *connection) noexcept nogil
+cdef void forget(Connection *connection) noexcept nogil
+cdef void report(Shared *shared, int kind, const char *peer, uint64_t number) noexcept nogil

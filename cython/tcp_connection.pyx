@@ -1,0 +1,372 @@
+"""One data connection as the server sees it: requests in, operations on slab memory, answers out.
+
+No GIL, no Python object, no allocation for a plain read or write. Requests of one connection take effect in order, and
+are answered in order. A peer that asks and does not read is not read from either (``stalled``), so that it costs a
+bounded amount of memory. Whatever is wrong inside a well-formed request is an answer; anything else drops the connection.
+"""
+
+from libc.errno cimport EAGAIN, EINTR, errno
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memset
+
+from farpool.native.libatomics cimport compare_swap_word, fetch_add_word, load_count, load_word, store_word
+from farpool.native.libpthread cimport pthread_mutex_lock, pthread_mutex_unlock
+from farpool.native.libsocket cimport MSG_DONTWAIT, iovec, msghdr, recvmsg, write
+from farpool.native.slab_table cimport Entry, pin, unpin
+from farpool.native.tcp_answers cimport flush, owe, owe_bytes, span_advance, span_clear
+from farpool.native.tcp_wire cimport (
+    MOST_PARTS,
+    OP_COMPARE_SWAP,
+    OP_FETCH_ADD,
+    OP_HELLO,
+    OP_LOAD,
+    OP_READ,
+    OP_READV,
+    OP_STORE,
+    OP_WRITE,
+    OP_WRITEV,
+    STATUS_INVALID,
+    STATUS_OK,
+    STATUS_OUT_OF_BOUNDS,
+    STATUS_READ_ONLY,
+    STATUS_REFUSED,
+    STATUS_STALE,
+    STATUS_VERSION,
+    WIRE_MAGIC,
+    WIRE_VERSION,
+)
+
+cdef enum:
+    MOST_ROUNDS = 8         # receives before other connections have their turn
+    DIRECT_PIECES = 32      # parts of a payload that one receive fills
+
+
+cdef void report(Shared *shared, int kind, const char *peer, uint64_t number) noexcept nogil:
+    """Leave an event for the log; the oldest are kept when nobody reads them."""
+    cdef Event *event
+    cdef uint64_t one = 1
+    pthread_mutex_lock(&shared.events_lock)
+    if shared.event_count < MOST_EVENTS:
+        event = &shared.events[(shared.first_event + shared.event_count) % MOST_EVENTS]
+        event.kind = kind
+        event.number = number
+        memcpy(event.peer, peer, PEER_BYTES)
+        shared.event_count += 1
+    pthread_mutex_unlock(&shared.events_lock)
+    write(shared.event_fd, &one, sizeof(one))
+
+
+cdef void forget(Connection *connection) noexcept nogil:
+    """Free what the connection holds, but for its descriptor and itself."""
+    cdef uint32_t i
+    for i in range(connection.owed):
+        span_clear(&connection.replies[(connection.first + i) % MOST_REPLIES].span)
+    if connection.writing:
+        span_clear(&connection.span)
+    free(connection.spill)
+    connection.spill = NULL
+
+
+cdef bint changes_memory(uint8_t operation) noexcept nogil:
+    return operation not in (OP_READ, OP_READV, OP_LOAD, OP_HELLO)
+
+
+cdef int greet(Worker *worker, Connection *connection, const Request *request) noexcept nogil:
+    """Check a hello: the session's slot and its secret, compared in constant time."""
+    cdef Shared *shared = worker.shared
+    cdef SessionSlot *slot
+    cdef const uint8_t *secret = <const uint8_t *> &request.generation
+    cdef uint8_t difference = 0
+    cdef int i
+    if connection.known or request.operation != OP_HELLO:
+        report(shared, EVENT_GARBAGE, connection.peer, request.operation)
+        return DROP
+    if request.reserved != WIRE_VERSION:
+        owe(connection, request, STATUS_VERSION, WIRE_VERSION)
+    elif request.handle >= shared.session_count:
+        owe(connection, request, STATUS_REFUSED, 0)
+    else:
+        slot = &shared.sessions[request.handle]
+        for i in range(SECRET_BYTES):
+            difference |= secret[i] ^ slot.secret[i]
+        if load_count(&slot.active) and difference == 0:
+            connection.known = True
+            connection.slot = request.handle
+            connection.session = slot.id
+            worker.strangers -= 1
+            owe(connection, request, STATUS_OK, WIRE_VERSION)
+            return KEEP
+        owe(connection, request, STATUS_REFUSED, 0)
+    report(shared, EVENT_REFUSED, connection.peer, request.reserved)
+    flush(worker, connection)
+    return DROP
+
+
+cdef uint8_t check_range(const Entry *entry, uint64_t offset, uint64_t length) noexcept nogil:
+    if length > entry.nbytes or offset > entry.nbytes - length:
+        return STATUS_OUT_OF_BOUNDS
+    return STATUS_OK
+
+
+cdef uint8_t check_parts(const Entry *entry, const Request *request, const uint8_t *wire) noexcept nogil:
+    """Check that each part is within the slab, and that they add up to the request's length."""
+    cdef Part part
+    cdef uint64_t i, total = 0
+    for i in range(request.operand):
+        memcpy(&part, wire + i * sizeof(Part), sizeof(Part))
+        if check_range(entry, part.offset, part.length) != STATUS_OK:
+            return STATUS_OUT_OF_BOUNDS
+        total += part.length    # at most 4,096 times a slab's size: no overflow
+    return STATUS_OK if total == request.length else STATUS_INVALID
+
+
+cdef uint8_t check(const Entry *entry, const Request *request, const uint8_t *wire) noexcept nogil:
+    """Check rights and bounds before a byte moves."""
+    if entry == NULL:
+        return STATUS_STALE
+    if changes_memory(request.operation) and not entry.writable:
+        return STATUS_READ_ONLY
+    if request.operation in (OP_READV, OP_WRITEV):
+        return check_parts(entry, request, wire)
+    if request.operation in (OP_READ, OP_WRITE):
+        return check_range(entry, request.offset, request.length)
+    if check_range(entry, request.offset, 8) != STATUS_OK:
+        return STATUS_OUT_OF_BOUNDS
+    return STATUS_INVALID if request.offset & 7 else STATUS_OK
+
+
+cdef uint64_t word_operation(Entry *entry, const Request *request) noexcept nogil:
+    cdef uint64_t *word = <uint64_t *> (entry.base + request.offset)
+    if request.operation == OP_LOAD:
+        return load_word(word)
+    if request.operation == OP_STORE:
+        store_word(word, request.operand)
+        return 0
+    if request.operation == OP_FETCH_ADD:
+        return fetch_add_word(word, request.operand)
+    return compare_swap_word(word, request.length, request.operand)
+
+
+cdef Part *copy_parts(const uint8_t *wire, uint64_t count) noexcept nogil:
+    cdef Part *parts = <Part *> malloc(count * sizeof(Part))
+    if parts != NULL:
+        memcpy(parts, wire, count * sizeof(Part))
+    return parts
+
+
+cdef int execute(Worker *worker, Connection *connection, const Request *request, const uint8_t *wire) noexcept nogil:
+    """Do one request, or begin to take its payload."""
+    cdef Entry *entry = pin(worker.shared.entries, worker.shared.capacity, request.handle, connection.session,
+                            request.generation)
+    cdef uint8_t status = check(entry, request, wire)
+    cdef uint64_t detail = entry.nbytes if entry != NULL else 0
+    cdef bint vector = request.operation in (OP_READV, OP_WRITEV)
+    cdef Part *parts = NULL
+    worker.counters.operations[request.operation] += 1
+    if status == STATUS_OK and request.operation >= OP_LOAD:
+        detail = word_operation(entry, request)
+    if entry != NULL:
+        unpin(entry)
+    if status != STATUS_OK:
+        worker.counters.errors += 1
+    elif vector and request.operand:
+        parts = copy_parts(wire, request.operand)
+        if parts == NULL:
+            return DROP
+    if request.operation in (OP_WRITE, OP_WRITEV):
+        connection.writing = True
+        connection.status = status
+        connection.request = request[0]
+        connection.left = request.length
+        connection.span.single.offset = request.offset
+        connection.span.single.length = request.length
+        connection.span.parts = parts if parts != NULL else &connection.span.single
+        connection.span.count = <uint32_t> request.operand if vector else 1
+        connection.span.index = 0
+        connection.span.done = 0
+    elif status == STATUS_OK and request.length and request.operation in (OP_READ, OP_READV):
+        owe_bytes(connection, request, parts, request.operand if vector else 1)
+    else:
+        owe(connection, request, status, detail)
+    return KEEP
+
+
+cdef Entry *pin_target(Worker *worker, Connection *connection) noexcept nogil:
+    """Pin where the payload goes; NULL where it is to be thrown away."""
+    cdef Entry *entry
+    if connection.status != STATUS_OK:
+        return NULL
+    entry = pin(worker.shared.entries, worker.shared.capacity, connection.request.handle, connection.session,
+                connection.request.generation)
+    if entry == NULL:
+        connection.status = STATUS_STALE    # it ended while its payload was coming
+    return entry
+
+
+cdef uint64_t take_payload(Worker *worker, Connection *connection, const uint8_t *data, uint64_t nbytes) noexcept nogil:
+    """Copy what has come of a payload to the slab; return the bytes used."""
+    cdef Entry *entry = pin_target(worker, connection)
+    cdef Span *span = &connection.span
+    cdef Part *part
+    cdef uint64_t used = 0, here
+    if nbytes > connection.left:
+        nbytes = connection.left
+    while entry != NULL and used < nbytes:
+        part = &span.parts[span.index]
+        here = part.length - span.done
+        if here > nbytes - used:
+            here = nbytes - used
+        memcpy(entry.base + part.offset + span.done, data + used, here)
+        span_advance(span, here)
+        used += here
+    if entry != NULL:
+        unpin(entry)
+        worker.counters.bytes_written += nbytes
+    connection.left -= nbytes
+    return nbytes
+
+
+cdef void end_write(Worker *worker, Connection *connection) noexcept nogil:
+    cdef uint64_t detail = 0
+    cdef Entry *entry
+    if connection.status == STATUS_OUT_OF_BOUNDS:
+        entry = pin(worker.shared.entries, worker.shared.capacity, connection.request.handle, connection.session,
+                    connection.request.generation)
+        if entry != NULL:
+            detail = entry.nbytes
+            unpin(entry)
+    connection.writing = False
+    span_clear(&connection.span)
+    owe(connection, &connection.request, connection.status, detail)
+
+
+cdef int64_t consume(Worker *worker, Connection *connection, const uint8_t *data, uint64_t nbytes) noexcept nogil:
+    """Deal with as much of the input as can be; return the bytes used, -1 to drop the connection."""
+    cdef uint64_t used = 0, need
+    cdef Request request
+    connection.stalled = False
+    while True:
+        if connection.writing:
+            used += take_payload(worker, connection, data + used, nbytes - used)
+            if connection.left:
+                return used
+            end_write(worker, connection)
+        if nbytes - used < sizeof(Request):
+            return used
+        memcpy(&request, data + used, sizeof(Request))
+        if request.magic != WIRE_MAGIC or not OP_HELLO <= request.operation <= OP_COMPARE_SWAP:
+            report(worker.shared, EVENT_GARBAGE, connection.peer, request.magic)
+            return DROP
+        if connection.owed == MOST_REPLIES or (connection.reads and changes_memory(request.operation)):
+            if flush(worker, connection) == DROP:
+                return DROP
+            if connection.owed == MOST_REPLIES or (connection.reads and changes_memory(request.operation)):
+                connection.stalled = True
+                return used
+        if not connection.known or request.operation == OP_HELLO:
+            if greet(worker, connection, &request) == DROP:
+                return DROP
+            used += sizeof(Request)
+            continue
+        need = sizeof(Request)
+        if request.operation in (OP_READV, OP_WRITEV):
+            if request.operand > MOST_PARTS:
+                report(worker.shared, EVENT_GARBAGE, connection.peer, request.operand)
+                return DROP
+            need += request.operand * sizeof(Part)
+            if nbytes - used < need:
+                return used
+        if execute(worker, connection, &request, data + used + sizeof(Request)) == DROP:
+            return DROP
+        used += need
+
+
+cdef int keep_rest(Connection *connection, const uint8_t *data, size_t nbytes) noexcept nogil:
+    """Keep input that has to wait: the beginning of a request, or requests of a stalled connection."""
+    cdef uint8_t *spill = NULL
+    if nbytes:
+        spill = <uint8_t *> malloc(nbytes)
+        if spill == NULL:
+            return DROP
+        memcpy(spill, data, nbytes)
+    free(connection.spill)
+    connection.spill = spill
+    connection.spilled = nbytes
+    return KEEP
+
+
+cdef void unspill(Worker *worker, Connection *connection) noexcept nogil:
+    if connection.spilled:
+        memcpy(worker.stage, connection.spill, connection.spilled)
+
+
+cdef int64_t receive(Worker *worker, Connection *connection, bint *drained) noexcept nogil:
+    """Receive behind what was kept, a payload straight into the slab; return the bytes in the stage, -1 to drop."""
+    cdef iovec pieces[DIRECT_PIECES + 1]
+    cdef msghdr message
+    cdef Entry *entry = NULL
+    cdef Span *span = &connection.span
+    cdef uint64_t direct = 0, offset
+    cdef int count = 0
+    cdef uint32_t index = span.index
+    cdef ssize_t got
+    if connection.writing and connection.spilled == 0:
+        entry = pin_target(worker, connection)
+    if entry != NULL:
+        while count < DIRECT_PIECES and index < span.count:
+            offset = span.done if index == span.index else 0
+            pieces[count].iov_base = entry.base + span.parts[index].offset + offset
+            pieces[count].iov_len = span.parts[index].length - offset
+            direct += pieces[count].iov_len
+            count += 1
+            index += 1
+    unspill(worker, connection)
+    pieces[count].iov_base = worker.stage + connection.spilled
+    # Behind parts that are not all of the payload comes payload, not a request: nothing may be staged then.
+    pieces[count].iov_len = STAGE_BYTES - connection.spilled if entry == NULL or direct == connection.left else 0
+    memset(&message, 0, sizeof(message))
+    message.msg_iov = pieces
+    message.msg_iovlen = count + 1
+    got = recvmsg(connection.fd, &message, MSG_DONTWAIT)
+    if entry != NULL:
+        unpin(entry)
+    if got <= 0:
+        drained[0] = True
+        if got < 0 and errno in (EAGAIN, EINTR):
+            return connection.spilled
+        return DROP
+    drained[0] = <uint64_t> got < direct + pieces[count].iov_len
+    if entry != NULL:
+        offset = got if <uint64_t> got < direct else direct
+        span_advance(span, offset)
+        connection.left -= offset
+        worker.counters.bytes_written += offset
+        got -= offset
+    return connection.spilled + got
+
+
+cdef int serve(Worker *worker, Connection *connection) noexcept nogil:
+    """Do what the connection is ready for; DROP if it has ended."""
+    cdef int64_t filled, used
+    cdef int i
+    cdef bint drained = False
+    if connection.owed and flush(worker, connection) == DROP:
+        return DROP
+    for i in range(MOST_ROUNDS):
+        if connection.stalled and connection.blocked:
+            return KEEP
+        if connection.stalled:
+            filled = connection.spilled
+            unspill(worker, connection)
+        else:
+            filled = receive(worker, connection, &drained)
+        if filled < 0:
+            return DROP
+        used = consume(worker, connection, worker.stage, filled)
+        if used < 0 or keep_rest(connection, worker.stage + used, filled - used) == DROP:
+            return DROP
+        if connection.owed and not connection.blocked and flush(worker, connection) == DROP:
+            return DROP
+        if drained and not (connection.stalled and not connection.blocked):
+            return KEEP
+    return KEEP

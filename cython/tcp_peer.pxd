@@ -1,0 +1,33 @@
+from libc.stdint cimport int64_t, uint64_t
+
+from farpool.native.libsocket cimport iovec
+from farpool.native.stream cimport Stream
+from farpool.native.tcp_wire cimport Answer, Request
+
+
+cdef class TcpChannel:
+    cdef Stream stream
+    cdef uint64_t version           # of the peer's credentials that it was opened with
+    cdef int64_t used               # when it was last used, ns
+    cdef uint64_t born              # forks when it was made
+
+    cdef void close(self) noexcept
+    cdef bint ended(self) noexcept
+    cdef int exchange(self, iovec *outgoing, int out_count, iovec *incoming, int in_count, Answer *answer,
+                      uint64_t expected, int64_t deadline) except -3 nogil
+
+
+cdef class TcpPeer:
+    cdef list idle                  # channels nobody uses; the last one used is the first to be used again
+    cdef readonly int opened        # channels that exist
+    cdef readonly int limit
+    cdef object free                # condition: a channel came back, or may be opened
+    cdef readonly tuple address
+    cdef readonly bytes hello       # the header that opens a connection
+    cdef readonly uint64_t version  # counts the credentials
+    cdef readonly bint closed
+
+    cdef TcpChannel take(self, int64_t deadline)
+    cdef TcpChannel connect(self, int64_t deadline)
+    cdef void give(self, TcpChannel channel)
+    cdef void discard(self, TcpChannel channel)

@@ -1,0 +1,25 @@
+class TcpPeer:
+    """The data connections of one session: opened when needed, at most *limit*, each used by one operation at a time.
+
+    Thread-safe.
+    """
+
+    def __init__(self, limit: int = 8) -> None: ...
+    @property
+    def opened(self) -> int: ...
+    @property
+    def limit(self) -> int: ...
+    @property
+    def hello(self) -> bytes:
+        """The header that opens a data connection."""
+    @property
+    def version(self) -> int:
+        """How often the credentials have changed."""
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def address(self) -> tuple[str, int]: ...
+    def configure(self, host: str, port: int, slot: int, secret: bytes) -> None:
+        """Set where and with what new connections are opened; connections with other credentials are given up."""
+    def close(self) -> None:
+        """Close the idle connections, and the others when their operation ends. Idempotent."""

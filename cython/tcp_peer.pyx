@@ -1,0 +1,181 @@
+"""The data connections of one session, and one request with its answer over one of them.
+
+A connection carries one request at a time, so that whoever is interrupted in the middle can throw it away and nobody ever
+gets another's bytes. The GIL is released for the whole of an exchange.
+"""
+
+from libc.errno cimport EAGAIN, errno
+from libc.stdint cimport uint32_t
+
+import socket
+import threading
+
+from farpool.native.clock cimport now_ns
+from farpool.native.fork cimport forks
+from farpool.native.libsocket cimport MSG_DONTWAIT, MSG_PEEK, close, recv
+from farpool.native.stream cimport CLOSED, DONE, EXPIRED, advance, receive_all, receive_some, send_all, stream_init
+from farpool.native.tcp_wire cimport STATUS_OK, STATUS_REFUSED, STATUS_VERSION, WIRE_MAGIC
+
+from farpool.native.tcp_wire import pack_hello
+from farpool.protocol.errors import AuthenticationFailed, DeadlineExceeded, ProtocolError, ServerLost, StaleSlab
+
+cdef enum:
+    IDLE_NS = 20000000      # a connection that rested longer is looked at before it is used
+
+
+cdef class TcpChannel:
+    """One data connection. Nobody but its peer and the region that borrowed it touches it."""
+
+    def __cinit__(self, int fd, uint64_t version):
+        stream_init(&self.stream, fd)
+        self.version = version
+        self.used = now_ns()
+        self.born = forks
+
+    def __dealloc__(self):
+        self.close()
+
+    cdef void close(self) noexcept:
+        if self.stream.fd >= 0:
+            close(self.stream.fd)
+            self.stream.fd = -1
+
+    cdef bint ended(self) noexcept:
+        """Whether the server has closed it while it rested."""
+        cdef char byte
+        cdef ssize_t got
+        if now_ns() - self.used < IDLE_NS:
+            return False
+        got = recv(self.stream.fd, &byte, 1, MSG_DONTWAIT | MSG_PEEK)
+        return got >= 0 or errno != EAGAIN      # bytes that nobody asked for are as bad as an end
+
+    cdef int exchange(self, iovec *outgoing, int out_count, iovec *incoming, int in_count, Answer *answer,
+                      uint64_t expected, int64_t deadline) except -3 nogil:
+        """Send a request, and receive its answer: header first, *expected* bytes behind it unless it is an error.
+
+        incoming[0] is the place of the header. Both arrays are used up. Nothing but this answer can arrive, so that the
+        payload may be received together with the header.
+        """
+        cdef size_t have = 0
+        cdef ssize_t got = 0
+        cdef int outcome = send_all(&self.stream, outgoing, out_count, deadline)
+        if outcome != DONE:
+            return outcome
+        while have < sizeof(Answer):
+            outcome = receive_some(&self.stream, incoming, in_count, 0, deadline, &got)
+            if outcome != DONE:
+                return outcome
+            have += got
+            in_count = advance(&incoming, in_count, got)
+        if answer.magic != WIRE_MAGIC or answer.length != (expected if answer.status == STATUS_OK else 0):
+            return CLOSED
+        if answer.status == STATUS_OK and in_count:
+            outcome = receive_all(&self.stream, incoming, in_count, deadline)
+        self.used = now_ns()
+        return outcome
+
+
+cdef class TcpPeer:
+    """The data connections of one session; see the stub for the contract."""
+
+    def __init__(self, int limit=8):
+        self.idle = []
+        self.limit = limit
+        self.free = threading.Condition()
+        self.address = ("", 0)
+        self.hello = b""
+
+    def configure(self, str host not None, int port, uint32_t slot, bytes secret not None):
+        """Set where and with what new connections are opened; connections with other credentials are given up."""
+        hello = pack_hello(slot, secret)
+        if (host, port) != self.address or hello != self.hello:
+            self.address = (host, port)
+            self.hello = hello
+            self.version += 1
+
+    cdef TcpChannel take(self, int64_t deadline):
+        """Borrow a connection for one exchange. Raises ``ServerLost``, ``DeadlineExceeded``, ``AuthenticationFailed``."""
+        cdef TcpChannel channel
+        while True:
+            if self.closed:
+                raise StaleSlab("the pool is closed; connect again")
+            while self.idle:
+                channel = self.idle.pop()
+                if channel.version == self.version and not channel.ended():
+                    return channel
+                self.discard(channel)
+            if self.opened < self.limit:
+                self.opened += 1
+                try:
+                    return self.connect(deadline)
+                except BaseException:
+                    self.discard(None)
+                    raise
+            with self.free:
+                if not self.idle and self.opened >= self.limit:
+                    left = (deadline - now_ns()) / 1e9
+                    if left <= 0 or not self.free.wait(left):
+                        raise DeadlineExceeded(f"all {self.limit} data connections stayed busy until the deadline; raise timeout=")
+
+    cdef TcpChannel connect(self, int64_t deadline):
+        """Open a connection and say hello."""
+        cdef uint64_t version = self.version
+        cdef TcpChannel channel
+        cdef Answer answer
+        cdef iovec outgoing, incoming
+        cdef int outcome
+        cdef bytes hello = self.hello
+        host, port = self.address
+        left = (deadline - now_ns()) / 1e9
+        if left <= 0:
+            raise DeadlineExceeded(f"the deadline passed before a data connection to {host}:{port} was open; raise timeout=")
+        try:
+            with socket.create_connection(self.address, timeout=left) as opened:
+                opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                opened.settimeout(None)
+                channel = TcpChannel(opened.detach(), version)
+        except TimeoutError:
+            raise DeadlineExceeded(f"the data port {host}:{port} did not answer within {left:.3g} s; is it reachable from here?") from None
+        except OSError as error:
+            raise ServerLost(f"no data connection to {host}:{port}: {error}; is the server running, and the port reachable?") from None
+        outgoing.iov_base = <char *> hello
+        outgoing.iov_len = len(hello)
+        incoming.iov_base = &answer
+        incoming.iov_len = sizeof(answer)
+        with nogil:
+            outcome = channel.exchange(&outgoing, 1, &incoming, 1, &answer, 0, deadline)
+        if outcome == EXPIRED:
+            raise DeadlineExceeded(f"the data port {host}:{port} did not answer the hello in time; is the server stopped?")
+        if outcome != DONE:
+            raise ServerLost(f"the data port {host}:{port} closed the connection; see the server's log for the reason")
+        if answer.status == STATUS_VERSION:
+            raise ProtocolError(f"the data port {host}:{port} speaks version {answer.detail} of the protocol; install matching versions")
+        if answer.status == STATUS_REFUSED:
+            raise AuthenticationFailed(f"the data port {host}:{port} does not know this session (any more)")
+        return channel
+
+    cdef void give(self, TcpChannel channel):
+        """Return a connection that is between two exchanges."""
+        if self.closed or channel.version != self.version:
+            self.discard(channel)
+            return
+        self.idle.append(channel)
+        if self.opened >= self.limit:
+            self.notify()
+
+    cdef void discard(self, TcpChannel channel):
+        """Close a connection that is in the middle of an exchange, or of no more use."""
+        if channel is not None:
+            channel.close()
+        self.opened -= 1
+        self.notify()
+
+    def notify(self):
+        with self.free:
+            self.free.notify()
+
+    def close(self):
+        """Close the idle connections, and the others when their operation ends. Idempotent."""
+        self.closed = True
+        while self.idle:
+            self.discard(self.idle.pop())

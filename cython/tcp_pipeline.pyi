@@ -1,0 +1,37 @@
+import asyncio
+from collections.abc import Iterable
+
+from typing_extensions import Buffer
+
+from farpool.native.tcp_region import TcpRegion
+
+class TcpPipeline:
+    """One data connection of an event loop, with many requests in flight. Used from the loop's thread alone.
+
+    Takes over the connected, non-blocking *fd* after the hello. Each method returns a future; deadlines are seconds of
+    ``time.monotonic()``. Requests take effect in the order of the calls. A cancelled request's answer is thrown away when
+    it comes, and its buffer is not touched any more. When the connection ends every future fails with ``ServerLost``.
+    """
+
+    def __init__(self, fd: int, loop: asyncio.AbstractEventLoop) -> None: ...
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def pending(self) -> int:
+        """Requests that have no answer yet, cancelled ones included."""
+    def read_into(self, region: TcpRegion, buffer: Buffer, offset: int, deadline: float) -> asyncio.Future[int]: ...
+    def write(self, region: TcpRegion, buffer: Buffer, offset: int, deadline: float) -> asyncio.Future[int]: ...
+    def readv(
+        self, region: TcpRegion, parts: Iterable[tuple[int, Buffer]], deadline: float
+    ) -> asyncio.Future[int]: ...
+    def writev(
+        self, region: TcpRegion, parts: Iterable[tuple[int, Buffer]], deadline: float
+    ) -> asyncio.Future[int]: ...
+    def load(self, region: TcpRegion, offset: int, deadline: float) -> asyncio.Future[int]: ...
+    def store(self, region: TcpRegion, offset: int, value: int, deadline: float) -> asyncio.Future[int]: ...
+    def fetch_add(self, region: TcpRegion, offset: int, value: int, deadline: float) -> asyncio.Future[int]: ...
+    def compare_swap(
+        self, region: TcpRegion, offset: int, expected: int, new: int, deadline: float
+    ) -> asyncio.Future[int]: ...
+    def close(self) -> None:
+        """Fail what is in flight with ``ServerLost`` and close the connection. Idempotent."""

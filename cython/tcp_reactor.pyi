@@ -1,0 +1,35 @@
+from typing import Final
+
+from farpool.native.slab_table import SlabTable
+
+EVENT_NAMES: Final[dict[int, str]]
+
+class TcpReactor:
+    """The tcp data plane of a server: native threads that serve slab memory over data connections.
+
+    *listener* is the descriptor of a listening, non-blocking TCP socket; the caller keeps and closes it. Nothing here
+    needs the GIL once started. All methods are called from one thread.
+    """
+
+    def __init__(
+        self,
+        table: SlabTable,
+        listener: int,
+        *,
+        threads: int = 1,
+        max_connections: int = 4096,
+        hello_timeout: float = 5.0,
+    ) -> None: ...
+    def start(self) -> None: ...
+    def stop(self) -> None:
+        """End the threads and close every data connection. Idempotent."""
+    def admit(self, session: int, secret: bytes) -> int:
+        """Let *session* open data connections with *secret* (32 bytes); return the slot that its hello names. Raises ``PoolFull``."""
+    def expel(self, slot: int) -> None:
+        """Close the session's data connections soon, and refuse new ones at once."""
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when ``events`` has some."""
+    def events(self) -> list[tuple[str, str, int]]:
+        """Return and forget what happened since the last call: (kind, peer's address, number)."""
+    def counters(self) -> dict[str, int]:
+        """Return the counters since the start: operations by name, bytes_read, bytes_written, errors, connections."""

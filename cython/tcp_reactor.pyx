@@ -1,0 +1,396 @@
+"""The tcp data plane of a server: native threads, one epoll each, that serve slab memory over data connections.
+
+The threads run without the GIL from their first instruction to their last. They learn of ended sessions through an
+eventfd; what they have to say for the log goes into a small ring that the event loop empties.
+"""
+
+from libc.errno cimport ECONNABORTED, EINTR, EMFILE, ENFILE, errno
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy, memset
+
+import threading
+
+from farpool.native.clock cimport now_ns, to_ns
+from farpool.native.libatomics cimport add_count, load_count, store_count
+from farpool.native.libpthread cimport (
+    pthread_mutex_destroy,
+    pthread_mutex_init,
+    pthread_mutex_lock,
+    pthread_mutex_unlock,
+)
+from farpool.native.libsocket cimport (
+    EFD_CLOEXEC,
+    EFD_NONBLOCK,
+    EPOLL_CLOEXEC,
+    EPOLL_CTL_ADD,
+    EPOLL_CTL_DEL,
+    EPOLL_CTL_MOD,
+    EPOLLEXCLUSIVE,
+    EPOLLIN,
+    EPOLLOUT,
+    IPPROTO_TCP,
+    NI_NUMERICHOST,
+    NI_NUMERICSERV,
+    SO_KEEPALIVE,
+    SOCK_CLOEXEC,
+    SOCK_NONBLOCK,
+    SOL_SOCKET,
+    TCP_NODELAY,
+    accept4,
+    close,
+    epoll_create1,
+    epoll_ctl,
+    epoll_event,
+    epoll_wait,
+    eventfd,
+    getnameinfo,
+    read,
+    setsockopt,
+    sockaddr,
+    sockaddr_storage,
+    socklen_t,
+    write,
+)
+from farpool.native.slab_table cimport SlabTable
+from farpool.native.tcp_connection cimport (
+    DROP,
+    EVENT_DESCRIPTORS,
+    EVENT_GARBAGE,
+    EVENT_LIMIT,
+    EVENT_REFUSED,
+    EVENT_SILENT,
+    MOST_EVENTS,
+    PEER_BYTES,
+    STAGE_BYTES,
+    Connection,
+    SessionSlot,
+    Shared,
+    Worker,
+    forget,
+    report,
+    serve,
+)
+from farpool.native.tcp_wire cimport OP_LAST, SECRET_BYTES
+
+from farpool.native.tcp_wire import OPERATIONS
+from farpool.protocol.errors import InvalidArgument, PoolFull, ServerLost
+
+cdef enum:
+    MOST_READY = 64             # events taken from one epoll_wait
+    MOST_ACCEPTS = 16           # connections accepted before others have their turn
+    SESSION_SLOTS = 65536
+    TICK_MS = 500               # how often strangers and lost descriptors are looked at
+    ACCEPT_PAUSE_MS = 100       # rest of the listener after running out of descriptors
+
+EVENT_NAMES = {
+    EVENT_GARBAGE: "garbage",
+    EVENT_REFUSED: "refused",
+    EVENT_SILENT: "silent",
+    EVENT_LIMIT: "connection limit",
+    EVENT_DESCRIPTORS: "out of file descriptors",
+}
+
+
+cdef void drop(Worker *worker, Connection *connection) noexcept nogil:
+    """Close a connection and free all that it holds."""
+    if connection.previous != NULL:
+        connection.previous.next = connection.next
+    else:
+        worker.connections = connection.next
+    if connection.next != NULL:
+        connection.next.previous = connection.previous
+    if not connection.known:
+        worker.strangers -= 1
+    close(connection.fd)
+    forget(connection)
+    free(connection)
+    add_count(&worker.shared.connections, -1)
+    worker.counters.closed += 1
+
+
+cdef void watch(Worker *worker, Connection *connection) noexcept nogil:
+    """Watch for what the connection needs next: room for answers, or more requests."""
+    cdef epoll_event event
+    cdef uint32_t interest = 0
+    if connection.blocked or connection.stalled:
+        interest |= EPOLLOUT
+    if not connection.stalled:
+        interest |= EPOLLIN
+    if interest != connection.interest:
+        event.events = interest
+        event.data.ptr = connection
+        epoll_ctl(worker.epoll, EPOLL_CTL_MOD, connection.fd, &event)
+        connection.interest = interest
+
+
+cdef void adopt(Worker *worker, int fd, const char *peer) noexcept nogil:
+    """Take a new connection in."""
+    cdef Connection *connection = <Connection *> calloc(1, sizeof(Connection))
+    cdef epoll_event event
+    cdef int on = 1
+    if connection == NULL:
+        close(fd)
+        add_count(&worker.shared.connections, -1)
+        return
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on))
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on))
+    connection.fd = fd
+    connection.born = now_ns()
+    connection.interest = EPOLLIN
+    connection.span.parts = &connection.span.single
+    memcpy(connection.peer, peer, PEER_BYTES)
+    connection.next = worker.connections
+    if connection.next != NULL:
+        connection.next.previous = connection
+    worker.connections = connection
+    worker.strangers += 1
+    worker.counters.accepted += 1
+    event.events = EPOLLIN
+    event.data.ptr = connection
+    if epoll_ctl(worker.epoll, EPOLL_CTL_ADD, fd, &event) != 0:
+        drop(worker, connection)
+
+
+cdef void name_peer(const sockaddr_storage *address, socklen_t length, char *peer) noexcept nogil:
+    cdef char port[8]
+    cdef size_t used = 0
+    memset(peer, 0, PEER_BYTES)
+    if getnameinfo(<const sockaddr *> address, length, peer, PEER_BYTES - 10, port, sizeof(port),
+                   NI_NUMERICHOST | NI_NUMERICSERV) == 0:
+        while peer[used]:
+            used += 1
+        peer[used] = b":"
+        memcpy(peer + used + 1, port, sizeof(port))
+
+
+cdef void listen_again(Worker *worker, bint again) noexcept nogil:
+    """Watch the listener, or rest from it for a moment: it would be ready all the time without descriptors to spare."""
+    cdef epoll_event event
+    event.events = EPOLLIN | EPOLLEXCLUSIVE
+    event.data.ptr = worker.shared
+    worker.accept_again = 0 if again else now_ns() + <int64_t> ACCEPT_PAUSE_MS * 1000000
+    epoll_ctl(worker.epoll, EPOLL_CTL_ADD if again else EPOLL_CTL_DEL, worker.shared.listener, &event)
+
+
+cdef void accept_some(Worker *worker) noexcept nogil:
+    cdef sockaddr_storage address
+    cdef socklen_t length
+    cdef char peer[PEER_BYTES]
+    cdef int fd, i
+    for i in range(MOST_ACCEPTS):
+        length = sizeof(address)
+        fd = accept4(worker.shared.listener, <sockaddr *> &address, &length, SOCK_NONBLOCK | SOCK_CLOEXEC)
+        if fd < 0:
+            if errno in (EMFILE, ENFILE):
+                memset(peer, 0, sizeof(peer))
+                report(worker.shared, EVENT_DESCRIPTORS, peer, load_count(&worker.shared.connections))
+                listen_again(worker, False)
+            elif errno in (EINTR, ECONNABORTED):
+                continue
+            return
+        name_peer(&address, length, peer)
+        if add_count(&worker.shared.connections, 1) > worker.shared.connection_limit:
+            add_count(&worker.shared.connections, -1)
+            report(worker.shared, EVENT_LIMIT, peer, worker.shared.connection_limit)
+            close(fd)
+        else:
+            adopt(worker, fd, peer)
+
+
+cdef void look_around(Worker *worker, bint sessions) noexcept nogil:
+    """Drop connections of ended sessions (when told so), and strangers that have not said hello in time."""
+    cdef Connection *connection = worker.connections
+    cdef Connection *following
+    cdef SessionSlot *slot
+    cdef int64_t now = now_ns()
+    while connection != NULL:
+        following = connection.next
+        if connection.known:
+            slot = &worker.shared.sessions[connection.slot]
+            if sessions and (not load_count(&slot.active) or slot.id != connection.session):
+                drop(worker, connection)
+        elif now - connection.born > worker.shared.hello_wait:
+            report(worker.shared, EVENT_SILENT, connection.peer, 0)
+            drop(worker, connection)
+        connection = following
+
+
+cdef void run(Worker *worker) noexcept nogil:
+    cdef epoll_event ready[MOST_READY]
+    cdef uint64_t wakes
+    cdef int count, i
+    cdef bint sessions
+    while not load_count(&worker.shared.stop):
+        count = epoll_wait(worker.epoll, ready, MOST_READY, TICK_MS if worker.strangers or worker.accept_again else -1)
+        sessions = False
+        for i in range(count):
+            if ready[i].data.ptr == worker.shared:
+                accept_some(worker)
+            elif ready[i].data.ptr == worker:
+                read(worker.wake, &wakes, sizeof(wakes))
+                sessions = True
+            elif serve(worker, <Connection *> ready[i].data.ptr) == DROP:
+                drop(worker, <Connection *> ready[i].data.ptr)
+            else:
+                watch(worker, <Connection *> ready[i].data.ptr)
+        if worker.accept_again and now_ns() >= worker.accept_again:
+            listen_again(worker, True)
+        if sessions or worker.strangers:
+            look_around(worker, sessions)
+    while worker.connections != NULL:
+        drop(worker, worker.connections)
+
+
+cdef class TcpReactor:
+    """The tcp data plane of a server; see the stub for the contract."""
+
+    cdef Shared *shared
+    cdef Worker *workers
+    cdef int count
+    cdef SlabTable table            # keeps the entries alive
+    cdef list threads
+    cdef list unused                # session slots that may be handed out again
+
+    def __cinit__(self, SlabTable table not None, int listener, *, int threads=1, uint32_t max_connections=4096,
+                  double hello_timeout=5.0):
+        cdef int i
+        if not 1 <= threads <= 64:
+            raise InvalidArgument(f"a data plane has 1 to 64 threads, not {threads}")
+        self.table = table
+        self.threads = []
+        self.unused = []
+        self.shared = <Shared *> calloc(1, sizeof(Shared))
+        self.workers = <Worker *> calloc(threads, sizeof(Worker))
+        if self.shared == NULL or self.workers == NULL:
+            raise MemoryError
+        self.count = threads
+        self.shared.sessions = <SessionSlot *> calloc(SESSION_SLOTS, sizeof(SessionSlot))
+        self.shared.entries = table.entries
+        self.shared.capacity = table.capacity
+        self.shared.listener = listener
+        self.shared.connection_limit = max_connections
+        self.shared.hello_wait = to_ns(hello_timeout)
+        pthread_mutex_init(&self.shared.events_lock, NULL)
+        self.shared.event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
+        for i in range(threads):
+            self.workers[i].shared = self.shared
+            self.workers[i].epoll = epoll_create1(EPOLL_CLOEXEC)
+            self.workers[i].wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
+            self.workers[i].stage = <uint8_t *> malloc(STAGE_BYTES)
+            if self.workers[i].stage == NULL or self.shared.sessions == NULL:
+                raise MemoryError
+            if self.workers[i].epoll < 0 or self.workers[i].wake < 0 or self.shared.event_fd < 0:
+                raise OSError(errno, "no file descriptor for the data plane; raise RLIMIT_NOFILE")
+
+    def __dealloc__(self):
+        cdef int i
+        self.stop()
+        for i in range(self.count):
+            if self.workers[i].epoll > 0:
+                close(self.workers[i].epoll)
+            if self.workers[i].wake > 0:
+                close(self.workers[i].wake)
+            free(self.workers[i].stage)
+        free(self.workers)
+        if self.shared != NULL:
+            if self.shared.event_fd > 0:
+                close(self.shared.event_fd)
+            pthread_mutex_destroy(&self.shared.events_lock)
+            free(self.shared.sessions)
+            free(self.shared)
+
+    def run_worker(self, int index):
+        """Serve until ``stop``; the body of one thread."""
+        cdef Worker *worker = &self.workers[index]
+        with nogil:
+            run(worker)
+
+    def start(self):
+        """Start the threads."""
+        cdef int i
+        cdef epoll_event event
+        for i in range(self.count):
+            event.events = EPOLLIN
+            event.data.ptr = &self.workers[i]
+            epoll_ctl(self.workers[i].epoll, EPOLL_CTL_ADD, self.workers[i].wake, &event)
+            listen_again(&self.workers[i], True)
+            thread = threading.Thread(target=self.run_worker, args=(i,), name=f"farpool-tcp-{i}", daemon=True)
+            self.threads.append(thread)
+            thread.start()
+
+    cdef void wake_all(self) noexcept:
+        cdef uint64_t one = 1
+        cdef int i
+        for i in range(self.count):
+            write(self.workers[i].wake, &one, sizeof(one))
+
+    cpdef stop(self):
+        """End the threads and close every data connection. Idempotent."""
+        if self.shared == NULL or self.threads is None:
+            return
+        store_count(&self.shared.stop, 1)
+        self.wake_all()
+        for thread in self.threads:
+            thread.join()
+        self.threads = []
+
+    def admit(self, uint64_t session, bytes secret not None):
+        """Let *session* open data connections with *secret* (32 bytes); return the slot that its hello names."""
+        cdef SessionSlot *slot
+        cdef uint32_t index
+        if len(secret) != SECRET_BYTES:
+            raise InvalidArgument(f"a session's secret has {SECRET_BYTES} bytes, not {len(secret)}")
+        if self.unused:
+            index = self.unused.pop()
+        elif self.shared.session_count < SESSION_SLOTS:
+            index = self.shared.session_count
+        else:
+            raise PoolFull(f"all {SESSION_SLOTS} sessions of the tcp data plane are in use; close some")
+        slot = &self.shared.sessions[index]
+        slot.id = session
+        memcpy(slot.secret, <const char *> secret, SECRET_BYTES)
+        store_count(&slot.active, 1)
+        if index == self.shared.session_count:
+            store_count(&self.shared.session_count, index + 1)
+        return index
+
+    def expel(self, uint32_t slot):
+        """Close the session's data connections soon, and refuse new ones at once."""
+        if slot >= self.shared.session_count or not load_count(&self.shared.sessions[slot].active):
+            return
+        store_count(&self.shared.sessions[slot].active, 0)
+        self.unused.append(slot)
+        self.wake_all()
+
+    def fileno(self):
+        """Return a descriptor that is readable when ``events`` has some."""
+        return self.shared.event_fd
+
+    def events(self):
+        """Return and forget what happened since the last call: (kind, peer's address, number)."""
+        cdef uint64_t seen
+        cdef list happened = []
+        read(self.shared.event_fd, &seen, sizeof(seen))
+        pthread_mutex_lock(&self.shared.events_lock)
+        while self.shared.event_count:
+            event = self.shared.events[self.shared.first_event]
+            happened.append((EVENT_NAMES[event.kind], (<bytes> event.peer).decode("ascii", "replace"), event.number))
+            self.shared.first_event = (self.shared.first_event + 1) % MOST_EVENTS
+            self.shared.event_count -= 1
+        pthread_mutex_unlock(&self.shared.events_lock)
+        return happened
+
+    def counters(self):
+        """Return the counters since the start: operations by name, bytes_read, bytes_written, errors, connections."""
+        cdef int i
+        cdef dict total = dict.fromkeys([*OPERATIONS, "bytes_read", "bytes_written", "errors", "accepted"], 0)
+        for i in range(self.count):
+            for name, number in OPERATIONS.items():
+                total[name] += self.workers[i].counters.operations[<int> number]
+            total["bytes_read"] += self.workers[i].counters.bytes_read
+            total["bytes_written"] += self.workers[i].counters.bytes_written
+            total["errors"] += self.workers[i].counters.errors
+            total["accepted"] += self.workers[i].counters.accepted
+        total["connections"] = load_count(&self.shared.connections)
+        return total

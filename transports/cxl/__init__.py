@@ -1,0 +1,28 @@
+"""cxl: client and server map the same memory; loads and stores are the transport."""
+
+from __future__ import annotations
+
+from farpool.transports.contract import ClientTransport, ServerTransport, Transport
+
+__all__ = ["TRANSPORT"]
+
+
+def _server() -> ServerTransport:
+    from farpool.transports.cxl.server import CxlServer
+
+    return CxlServer()
+
+
+def _client() -> ClientTransport:
+    from farpool.transports.cxl.client import CxlClient
+
+    return CxlClient()
+
+
+TRANSPORT = Transport(
+    name="cxl",
+    rank=10,
+    server=_server,
+    client=_client,
+    summary="the same memory, mapped by client and server",
+)

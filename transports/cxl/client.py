@@ -1,0 +1,201 @@
+"""The client half of cxl: it fetches descriptors from the server's socket and maps them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from farpool.native.cxl_region import CxlRegion
+from farpool.native.mapping import Mapping as MemoryMapping
+from farpool.protocol.errors import (
+    AuthenticationFailed,
+    DeadlineExceeded,
+    FarpoolError,
+    ProtocolError,
+    ServerLost,
+    StaleSlab,
+    TransportUnavailable,
+)
+from farpool.protocol.messages import Offer
+from farpool.transports.contract import AwaitableRegion, Probe, Region, Ticket
+from farpool.transports.cxl import descriptors
+from farpool.transports.cxl.awaitable import AwaitableCxlRegion
+from farpool.transports.cxl.descriptors import DescriptorAnswer, DescriptorRequest
+
+__all__ = ["CxlClient"]
+
+PROBE_SECONDS = 2.0
+
+
+@dataclass(slots=True)
+class _Link:
+    """One connection to the server's descriptor socket, and the generation words of the arena behind it."""
+
+    connection: socket.socket
+    path: str
+    generations: MemoryMapping | None = None
+
+
+class CxlClient:
+    """One for a session. Thread-safe: a lock keeps request and answer together."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._link: _Link | None = None
+
+    def probe(self, offer: Offer) -> Probe:
+        """Ask the socket which arena answers: another server's, or another host's, is not ours."""
+        path = str(offer.params.get("socket", ""))
+        try:
+            with _connect(path, PROBE_SECONDS) as connection:
+                answer, received = _ask(connection, DescriptorRequest(session=0, secret=bytes(32)))
+                for descriptor in received:
+                    os.close(descriptor)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return Probe(
+                usable=False,
+                reason=f"there is no server behind {path} on this host: cxl needs the server's own host "
+                "(and, in a container, the directory of its sockets mounted)",
+            )
+        except PermissionError:
+            return Probe(usable=False, reason=f"no permission to reach {path}; ask for access to its directory")
+        except (OSError, FarpoolError) as error:
+            return Probe(usable=False, reason=f"the server's socket {path} does not answer ({error})")
+        if answer.arena != offer.params.get("arena"):
+            return Probe(
+                usable=False,
+                reason=f"another server answers at {path}: the pool is on another host, where cxl does not reach",
+            )
+        return Probe(usable=True)
+
+    def attach(self, ticket: Ticket) -> Region:
+        """Fetch the slab's descriptor and map it."""
+        params = ticket.params
+        request = DescriptorRequest(
+            session=params["session"],
+            secret=params["secret"],
+            slab=ticket.slab_id,
+            generation=ticket.generation,
+            writable=ticket.writable,
+        )
+        with self._lock:
+            descriptor = self._fetch(params, request, ticket.timeout)
+            try:
+                generations = self._generations(params, request, ticket.timeout)
+                mapping = MemoryMapping(descriptor, ticket.nbytes, writable=ticket.writable)
+            except OSError as error:
+                if isinstance(error, FarpoolError):
+                    raise
+                raise TransportUnavailable(
+                    f"slab {ticket.label} cannot be mapped ({error.strerror}); see ulimit -v and vm.max_map_count"
+                ) from error
+            finally:
+                os.close(descriptor)
+        return CxlRegion(
+            mapping,
+            ticket.nbytes,
+            generations,
+            params["slot"],
+            ticket.generation,
+            ticket.writable,
+            ticket.label,
+            None,
+        )
+
+    def _generations(self, params: Mapping[str, Any], request: DescriptorRequest, timeout: float) -> MemoryMapping:
+        link = self._link
+        assert link is not None
+        if link.generations is None:
+            descriptor = self._fetch(params, DescriptorRequest(request.session, request.secret), timeout)
+            assert self._link is not None
+            link = self._link
+            try:
+                link.generations = MemoryMapping(descriptor, params["generations_nbytes"], writable=False)
+            finally:
+                os.close(descriptor)
+        return link.generations
+
+    def _fetch(self, params: Mapping[str, Any], request: DescriptorRequest, timeout: float) -> int:
+        """Return the descriptor that *request* asks for, over the connection that is open or a new one."""
+        for attempt in ("kept", "fresh"):
+            if self._link is None or self._link.path != params["socket"] or attempt == "fresh":
+                self._drop_link()
+                self._link = _Link(_connect_or_raise(params["socket"], timeout), params["socket"])
+            try:
+                self._link.connection.settimeout(timeout)
+                answer, received = _ask(self._link.connection, request)
+            except TimeoutError:
+                self._drop_link()
+                raise DeadlineExceeded(
+                    f"the server did not pass a descriptor within {timeout:.3g} s; raise timeout="
+                ) from None
+            except (OSError, ProtocolError) as error:
+                self._drop_link()
+                if attempt == "fresh":
+                    raise ServerLost(f"the server's descriptor socket {params['socket']} ended ({error})") from None
+                continue
+            return _take_descriptor(answer, received)
+        raise AssertionError("unreachable")
+
+    def _drop_link(self) -> None:
+        if self._link is not None:
+            self._link.connection.close()
+            self._link = None
+
+    def awaitable(self, region: Region, ticket: Ticket) -> AwaitableRegion:
+        """Return the twin of *region*, which copies in bounded steps."""
+        return AwaitableCxlRegion(region)
+
+    def close(self) -> None:
+        """Close the connection; regions close themselves."""
+        with self._lock:
+            self._drop_link()
+
+
+def _connect(path: str, timeout: float) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connection.settimeout(timeout)
+        connection.connect(path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _connect_or_raise(path: str, timeout: float) -> socket.socket:
+    try:
+        return _connect(path, timeout)
+    except OSError as error:
+        raise ServerLost(f"the server's descriptor socket {path} cannot be reached ({error})") from None
+
+
+def _ask(connection: socket.socket, request: DescriptorRequest) -> tuple[DescriptorAnswer, list[int]]:
+    connection.sendall(request.encode())
+    packet, received, _, _ = socket.recv_fds(connection, descriptors.ANSWER_BYTES + 1, 1)
+    try:
+        if not packet:
+            raise ConnectionResetError("it closed the connection")
+        return DescriptorAnswer.decode(packet), received
+    except BaseException:
+        for descriptor in received:
+            os.close(descriptor)
+        raise
+
+
+def _take_descriptor(answer: DescriptorAnswer, received: list[int]) -> int:
+    if answer.status == descriptors.OK and len(received) == 1:
+        return received[0]
+    for descriptor in received:
+        os.close(descriptor)
+    if answer.status == descriptors.REFUSED:
+        raise AuthenticationFailed("the server's descriptor socket does not know this session (any more)")
+    if answer.status == descriptors.STALE:
+        raise StaleSlab("the slab was freed before its memory could be mapped")
+    if answer.status == descriptors.NO_DESCRIPTORS:
+        raise TransportUnavailable("the server has no file descriptor left; raise its RLIMIT_NOFILE")
+    raise TransportUnavailable("no descriptor came: this process is at its limit of open files; raise ulimit -n")

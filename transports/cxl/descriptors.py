@@ -1,0 +1,83 @@
+"""What client and server say to each other when a descriptor is passed: one packet each way.
+
+A ``SOCK_SEQPACKET`` Unix socket keeps packets whole. The request names the session and proves it with the session's
+secret; slab id 0 asks for the arena's generation file. The answer carries the descriptor as ancillary data.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from farpool.protocol.errors import ProtocolError
+
+__all__ = ["ANSWER_BYTES", "GENERATIONS", "REQUEST_BYTES", "DescriptorAnswer", "DescriptorRequest"]
+
+GENERATIONS: Final = 0
+"""The slab id that stands for the generation file."""
+
+_REQUEST = struct.Struct("<4sIQQQ32s")
+_ANSWER = struct.Struct("<4sI16s")
+_MAGIC: Final = b"FPd1"
+REQUEST_BYTES: Final = _REQUEST.size
+ANSWER_BYTES: Final = _ANSWER.size
+
+OK: Final = 0
+REFUSED: Final = 1
+STALE: Final = 2
+NO_DESCRIPTORS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class DescriptorRequest:
+    """Asks for one descriptor. ``writable`` must be what the control plane granted."""
+
+    session: int
+    secret: bytes
+    slab: int = GENERATIONS
+    generation: int = 0
+    writable: bool = False
+
+    def encode(self) -> bytes:
+        """Return the packet."""
+        return _REQUEST.pack(_MAGIC, self.writable, self.session, self.slab, self.generation, self.secret)
+
+    @classmethod
+    def decode(cls, packet: bytes) -> DescriptorRequest:
+        """Return the request in *packet*; raises :class:`ProtocolError` for anything else."""
+        if len(packet) != REQUEST_BYTES or not packet.startswith(_MAGIC):
+            raise ProtocolError(f"a packet of {len(packet)} bytes is no request for a descriptor")
+        _, writable, session, slab, generation, secret = _REQUEST.unpack(packet)
+        return cls(session=session, secret=secret, slab=slab, generation=generation, writable=bool(writable))
+
+
+@dataclass(frozen=True, slots=True)
+class DescriptorAnswer:
+    """Tells how it went, and which arena answers: 16 random bytes that the offer named too."""
+
+    status: int
+    arena: bytes
+
+    def encode(self) -> bytes:
+        """Return the packet."""
+        return _ANSWER.pack(_MAGIC, self.status, self.arena)
+
+    @classmethod
+    def decode(cls, packet: bytes) -> DescriptorAnswer:
+        """Return the answer in *packet*; raises :class:`ProtocolError` for anything else."""
+        if len(packet) != ANSWER_BYTES or not packet.startswith(_MAGIC):
+            raise ProtocolError(f"a packet of {len(packet)} bytes is no answer to a request for a descriptor")
+        _, status, arena = _ANSWER.unpack(packet)
+        return cls(status=status, arena=arena)
+
+
+def send_answer(connection: socket.socket, answer: DescriptorAnswer, descriptor: int | None) -> None:
+    """Send *answer*, with *descriptor* beside it if there is one. Never blocks; raises ``OSError``."""
+    socket.send_fds(
+        connection,
+        [answer.encode()],
+        [] if descriptor is None else [descriptor],
+        socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL,
+    )

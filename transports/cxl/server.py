@@ -1,0 +1,228 @@
+"""The server half of cxl: it passes descriptors of slab files to clients that prove who they are."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hmac
+import os
+import secrets
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from farpool.protocol.addresses import MAX_SOCKET_PATH_BYTES
+from farpool.protocol.errors import ProtocolError, TransportUnavailable
+from farpool.transports.contract import Mode, ServedSession, ServedSlab, ServerContext
+from farpool.transports.cxl import descriptors
+from farpool.transports.cxl.descriptors import DescriptorAnswer, DescriptorRequest
+
+__all__ = ["CxlServer"]
+
+BACKLOG = 128
+MAX_CONNECTIONS = 4096
+STRANGER_SECONDS = 5.0
+"""How long a connection may stay that has not asked for anything with a known session's secret."""
+
+
+class CxlServer:
+    """Passes descriptors over a Unix socket of its own, beside the control plane's.
+
+    Read-only grants get a descriptor that was opened read-only, so that the kernel enforces them.
+    """
+
+    def __init__(self) -> None:
+        self._context: ServerContext | None = None
+        self._listener: socket.socket | None = None
+        self._path = ""
+        self._arena = secrets.token_bytes(16)
+        self._grants: dict[int, dict[int, tuple[ServedSlab, set[Mode]]]] = {}
+        self._connections: dict[socket.socket, int | None] = {}
+        self._passed = 0
+        self._refused = 0
+
+    async def start(self, context: ServerContext) -> None:
+        """Bind the socket; a stale one of an earlier server is replaced."""
+        path = f"{context.socket_path}.cxl"
+        if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES - len(".new"):
+            raise TransportUnavailable(f"the socket path {path} is too long for cxl's socket; shorten --unix")
+        self._listener = _bind(path)
+        self._context, self._path = context, path
+        context.loop.add_reader(self._listener.fileno(), self._accept)
+
+    async def stop(self) -> None:
+        """Close the socket and remove its file."""
+        if self._listener is None or self._context is None:
+            return
+        self._context.loop.remove_reader(self._listener.fileno())
+        self._listener.close()
+        self._listener = None
+        Path(self._path).unlink(missing_ok=True)
+        for connection in list(self._connections):
+            self._drop(connection)
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        assert self._context is not None
+        try:
+            connection, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._rest(error)
+            return
+        if len(self._connections) >= MAX_CONNECTIONS:
+            self._context.report("connection limit", {"peer": _peer(connection), "number": MAX_CONNECTIONS})
+            connection.close()
+            return
+        connection.setblocking(False)
+        self._connections[connection] = None
+        self._context.loop.add_reader(connection.fileno(), self._serve, connection)
+        self._context.loop.call_later(STRANGER_SECONDS, self._drop_stranger, connection)
+
+    def _rest(self, error: OSError) -> None:
+        """Out of descriptors: leave the listener alone for a moment, since it stays ready."""
+        assert self._context is not None
+        assert self._listener is not None
+        self._context.report("out of file descriptors", {"peer": "", "number": error.errno or 0})
+        loop, listener = self._context.loop, self._listener
+        loop.remove_reader(listener.fileno())
+
+        def listen_again() -> None:
+            if self._listener is listener:
+                loop.add_reader(listener.fileno(), self._accept)
+
+        loop.call_later(0.1, listen_again)
+
+    def _drop_stranger(self, connection: socket.socket) -> None:
+        if connection in self._connections and self._connections[connection] is None:
+            self._drop(connection)
+
+    def _drop(self, connection: socket.socket) -> None:
+        assert self._context is not None
+        if self._connections.pop(connection, -1) != -1:
+            self._context.loop.remove_reader(connection.fileno())
+            connection.close()
+
+    def _serve(self, connection: socket.socket) -> None:
+        """Answer one request; whatever is wrong with it ends this connection alone."""
+        assert self._context is not None
+        try:
+            packet = connection.recv(descriptors.REQUEST_BYTES + 1)
+            if not packet:
+                self._drop(connection)
+                return
+            request = DescriptorRequest.decode(packet)
+        except BlockingIOError:
+            return
+        except (OSError, ProtocolError) as error:
+            self._refused += 1
+            self._context.report("garbage", {"peer": _peer(connection), "reason": str(error)})
+            self._drop(connection)
+            return
+        self._answer(connection, request)
+
+    def _answer(self, connection: socket.socket, request: DescriptorRequest) -> None:
+        status, descriptor = self._open(request)
+        if status == descriptors.OK:
+            self._connections[connection] = request.session
+            self._passed += 1
+        else:
+            self._refused += 1
+        try:
+            descriptors.send_answer(connection, DescriptorAnswer(status, self._arena), descriptor)
+        except OSError:
+            self._drop(connection)
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def _open(self, request: DescriptorRequest) -> tuple[int, int | None]:
+        """Check the request against what was granted, and open the file."""
+        assert self._context is not None
+        session = self._context.session_of(request.session)
+        if session is None or not hmac.compare_digest(session.secret, request.secret):
+            return descriptors.REFUSED, None
+        try:
+            if request.slab == descriptors.GENERATIONS:
+                return descriptors.OK, os.open(self._context.generations_path, os.O_RDONLY | os.O_CLOEXEC)
+            slab, modes = self._grants.get(request.slab, {}).get(request.session, (None, set[Mode]()))
+            mode: Mode = "rw" if request.writable else "r"
+            if slab is None or slab.generation != request.generation or mode not in modes:
+                return descriptors.STALE, None
+            return descriptors.OK, slab.open_descriptor(mode)
+        except OSError as error:
+            shortage = error.errno in (errno.EMFILE, errno.ENFILE)
+            return (descriptors.NO_DESCRIPTORS if shortage else descriptors.STALE), None
+
+    def offer(self) -> Mapping[str, Any]:
+        """Return where descriptors are passed, and which arena they are of."""
+        return {"socket": self._path, "arena": self._arena}
+
+    def publish(self, slab: ServedSlab, session: ServedSession, mode: Mode) -> Mapping[str, Any]:
+        """Note the grant; the client fetches its descriptor with it."""
+        assert self._context is not None
+        _, modes = self._grants.setdefault(slab.id, {}).setdefault(session.id, (slab, set[Mode]()))
+        modes.add(mode)
+        return {
+            **self.offer(),
+            "session": session.id,
+            "secret": session.secret,
+            "slot": slab.slot,
+            "generations_nbytes": self._context.generations_nbytes,
+        }
+
+    def withdraw(self, slab: ServedSlab, session_id: int) -> None:
+        """Forget the grant; what the client has mapped it keeps until it lets go."""
+        sessions = self._grants.get(slab.id, {})
+        sessions.pop(session_id, None)
+        if not sessions:
+            self._grants.pop(slab.id, None)
+
+    def revoke(self, slab: ServedSlab) -> None:
+        """Forget every grant of the slab. Accesses of clients fail by the generation word that the server has changed."""
+        self._grants.pop(slab.id, None)
+
+    def end_session(self, session_id: int) -> None:
+        """Close the session's connections."""
+        for connection in [c for c, owner in self._connections.items() if owner == session_id]:
+            self._drop(connection)
+
+    def holders_may_map(self) -> bool:
+        """Return True: a freed slab's pages are in use until its holders let go."""
+        return True
+
+    def counters(self) -> Mapping[str, int]:
+        """Return how many descriptors were passed and refused, and the connections that are open."""
+        return {"descriptors": self._passed, "refused": self._refused, "connections": len(self._connections)}
+
+
+def _bind(path: str) -> socket.socket:
+    """Bind beside the place and rename, so that the socket listens from the moment it can be seen."""
+    fresh = Path(f"{path}.new")
+    with contextlib.ExitStack() as undo:
+        listener = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK))
+        try:
+            fresh.unlink(missing_ok=True)
+            listener.bind(str(fresh))
+            undo.callback(fresh.unlink, missing_ok=True)
+            # Anyone may knock: the session's secret decides, and the directory's mode before it.
+            fresh.chmod(0o666)
+            listener.listen(BACKLOG)
+            fresh.rename(path)
+        except OSError as error:
+            raise TransportUnavailable(
+                f"cxl's socket {path} cannot be made ({error.strerror}); choose another --unix"
+            ) from None
+        undo.pop_all()
+        return listener
+
+
+def _peer(connection: socket.socket) -> str:
+    try:
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    except OSError:
+        return "unix"
+    pid, uid = int.from_bytes(credentials[:4], "little"), int.from_bytes(credentials[4:8], "little")
+    return f"unix:pid={pid},uid={uid}"

@@ -1,0 +1,28 @@
+"""tcp: slab bytes over data connections, served by native threads."""
+
+from __future__ import annotations
+
+from farpool.transports.contract import ClientTransport, ServerTransport, Transport
+
+__all__ = ["TRANSPORT"]
+
+
+def _server() -> ServerTransport:
+    from farpool.transports.tcp.server import TcpServer
+
+    return TcpServer()
+
+
+def _client() -> ClientTransport:
+    from farpool.transports.tcp.client import TcpClient
+
+    return TcpClient()
+
+
+TRANSPORT = Transport(
+    name="tcp",
+    rank=30,
+    server=_server,
+    client=_client,
+    summary="data connections to the server's native reactor",
+)

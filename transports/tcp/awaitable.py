@@ -1,0 +1,204 @@
+"""The awaitable twins of tcp regions: one pipelined data connection for each event loop of a session."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from farpool.native.tcp_peer import TcpPeer
+from farpool.native.tcp_pipeline import TcpPipeline
+from farpool.native.tcp_region import TcpRegion
+from farpool.native.tcp_wire import ANSWER_BYTES, MAX_PARTS, unpack_answer
+from farpool.protocol.errors import AuthenticationFailed, DeadlineExceeded, ServerLost, StaleSlab
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ["AwaitableConnection", "AwaitableTcpRegion"]
+
+Submit = Callable[[TcpPipeline, float], "asyncio.Future[int]"]
+
+REST_SECONDS = 0.01
+"""Rest before the third attempt, and as much more before each later one."""
+
+
+class AwaitableConnection:
+    """The session's pipelined connection on one event loop; opened when first needed, and again when it was lost."""
+
+    def __init__(self, peer: TcpPeer) -> None:
+        self._peer = peer
+        self._loop = asyncio.get_running_loop()
+        self._opening = asyncio.Lock()
+        self._pipeline: TcpPipeline | None = None
+        self._version = 0
+
+    def current(self) -> TcpPipeline | None:
+        """Return the connection if it is open and its credentials are still the session's."""
+        pipeline = self._pipeline
+        if pipeline is None or pipeline.closed or self._version != self._peer.version:
+            return None
+        return pipeline
+
+    async def open(self, deadline: float) -> TcpPipeline:
+        """Return an open connection. Raises ``ServerLost``, ``AuthenticationFailed``, ``DeadlineExceeded``."""
+        host, port = self._peer.address
+        try:
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic())), self._opening:
+                if (pipeline := self.current()) is not None:
+                    return pipeline
+                self.close()
+                version = self._peer.version
+                opened = await _connect(self._loop, host, port, self._peer.hello)
+                self._pipeline = TcpPipeline(opened.detach(), self._loop)
+                self._version = version
+                return self._pipeline
+        except TimeoutError:
+            raise DeadlineExceeded(f"the data port {host}:{port} did not answer in time; raise timeout=") from None
+        except OSError as error:
+            raise ServerLost(f"no data connection to {host}:{port}: {error}; is the server running?") from None
+
+    def close(self) -> None:
+        """Close the connection; what is in flight fails with ``ServerLost``. From another thread the loop does it."""
+        pipeline, self._pipeline = self._pipeline, None
+        if pipeline is None:
+            return
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if running is self._loop or not self._loop.is_running():
+            pipeline.close()
+        else:
+            self._loop.call_soon_threadsafe(pipeline.close)
+
+
+async def _connect(loop: asyncio.AbstractEventLoop, host: str, port: int, hello: bytes) -> socket.socket:
+    family, kind, proto, _, target = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
+    opened = socket.socket(family, kind, proto)
+    try:
+        opened.setblocking(False)
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await loop.sock_connect(opened, target)
+        await loop.sock_sendall(opened, hello)
+        answer = b""
+        while len(answer) < ANSWER_BYTES:
+            more = await loop.sock_recv(opened, ANSWER_BYTES - len(answer))
+            if not more:
+                raise ConnectionResetError("the server closed it after the hello")
+            answer += more
+        if unpack_answer(answer)["status"]:
+            raise AuthenticationFailed(f"the data port {host}:{port} does not know this session (any more)")
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
+class AwaitableTcpRegion:
+    """The awaitable twin of one region; it shares the region's handle, checks and errors."""
+
+    def __init__(self, region: TcpRegion, connection: AwaitableConnection, timeout: float) -> None:
+        self._region = region
+        self._connection = connection
+        self._timeout = timeout
+
+    async def _run(self, submit: Submit, timeout: float | None, *, again: bool) -> int:
+        """Carry one request to its end; *again* says that it may be sent twice."""
+        deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
+        for attempt in itertools.count(1):
+            future: asyncio.Future[int] | None = None
+            try:
+                pipeline = self._connection.current() or await self._connection.open(deadline)
+                future = submit(pipeline, deadline)
+                return await future
+            except AuthenticationFailed:
+                pass
+            except ServerLost as error:
+                if future is not None and error.details.get("begun") and not again:
+                    raise
+            except StaleSlab:
+                if attempt > 1 or future is None:
+                    raise
+            await self._renew(deadline, attempt)
+        raise AssertionError("unreachable")
+
+    async def _renew(self, deadline: float, attempt: int) -> None:
+        """Attach again through the control plane, in a thread: the control plane is synchronous."""
+        if attempt > 2:
+            await asyncio.sleep(max(0.0, min(deadline - time.monotonic(), attempt * REST_SECONDS)))
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise DeadlineExceeded("the server could not be reached again within the deadline; raise timeout=")
+        await asyncio.to_thread(self._region.refresh, left)
+
+    async def read_into(self, buffer: Buffer, offset: int = 0, timeout: float | None = None) -> int:
+        """Fill *buffer* from the slab and return the bytes read."""
+        region = self._region
+        return await self._run(lambda line, until: line.read_into(region, buffer, offset, until), timeout, again=True)
+
+    async def read(self, nbytes: int, offset: int = 0, timeout: float | None = None) -> bytes:
+        """Return new bytes from the slab."""
+        self._region.check_range(offset, nbytes)
+        result = bytearray(nbytes)
+        await self.read_into(result, offset, timeout)
+        return bytes(result)
+
+    async def write(self, buffer: Buffer, offset: int = 0, timeout: float | None = None) -> int:
+        """Copy *buffer* into the slab and return the bytes written."""
+        region = self._region
+        return await self._run(lambda line, until: line.write(region, buffer, offset, until), timeout, again=False)
+
+    async def readv(self, parts: Iterable[tuple[int, Buffer]], timeout: float | None = None) -> int:
+        """Fill many buffers in one batch and return the bytes read."""
+        return await self._move(list(parts), timeout, writes=False)
+
+    async def writev(self, parts: Iterable[tuple[int, Buffer]], timeout: float | None = None) -> int:
+        """Write many buffers in one batch and return the bytes written."""
+        return await self._move(list(parts), timeout, writes=True)
+
+    async def _move(self, parts: list[tuple[int, Buffer]], timeout: float | None, *, writes: bool) -> int:
+        region = self._region
+        end = time.monotonic() + (self._timeout if timeout is None else timeout)
+        region.check_parts(parts, writes)
+        total = 0
+        for start in range(0, len(parts), MAX_PARTS):
+            some = parts[start : start + MAX_PARTS]
+            if writes:
+                total += await self._run(
+                    lambda line, until, some=some: line.writev(region, some, until), end - time.monotonic(), again=False
+                )
+            else:
+                total += await self._run(
+                    lambda line, until, some=some: line.readv(region, some, until), end - time.monotonic(), again=True
+                )
+        return total
+
+    async def load(self, offset: int, timeout: float | None = None) -> int:
+        """Return the aligned word at *offset*."""
+        region = self._region
+        return await self._run(lambda line, until: line.load(region, offset, until), timeout, again=True)
+
+    async def store(self, offset: int, value: int, timeout: float | None = None) -> None:
+        """Set the aligned word at *offset*."""
+        region = self._region
+        await self._run(lambda line, until: line.store(region, offset, value, until), timeout, again=False)
+
+    async def fetch_add(self, offset: int, value: int, timeout: float | None = None) -> int:
+        """Add *value* to the aligned word at *offset* atomically; return the old value."""
+        region = self._region
+        return await self._run(lambda line, until: line.fetch_add(region, offset, value, until), timeout, again=False)
+
+    async def compare_swap(self, offset: int, expected: int, new: int, timeout: float | None = None) -> int:
+        """Set the aligned word at *offset* to *new* if it is *expected*; return the old value."""
+        region = self._region
+        return await self._run(
+            lambda line, until: line.compare_swap(region, offset, expected, new, until), timeout, again=False
+        )
+
+    async def close(self) -> None:
+        """Let go of the slab."""
+        self._region.close()

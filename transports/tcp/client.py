@@ -1,0 +1,79 @@
+"""The client half of tcp: the session's data connections, and the regions over them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from farpool.native.tcp_peer import TcpPeer
+from farpool.native.tcp_region import TcpRegion
+from farpool.protocol.messages import Offer
+from farpool.transports.contract import AwaitableRegion, Probe, Region, Ticket
+
+if TYPE_CHECKING:
+    from farpool.transports.tcp.awaitable import AwaitableConnection
+
+__all__ = ["TcpClient"]
+
+PROBE_SECONDS = 2.0
+
+
+class TcpClient:
+    """One for a session. Thread-safe: the peer hands each operation a connection of its own."""
+
+    def __init__(self) -> None:
+        self._peer = TcpPeer()
+        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, AwaitableConnection] = WeakKeyDictionary()
+
+    def probe(self, offer: Offer) -> Probe:
+        """Open a connection to the data port and close it again."""
+        host, port = offer.params.get("host"), offer.params.get("port")
+        try:
+            socket.create_connection((host, port), timeout=PROBE_SECONDS).close()
+        except (OSError, TypeError, OverflowError) as error:
+            return Probe(
+                usable=False,
+                reason=f"the server's data port {host}:{port} cannot be reached from here ({error}); "
+                "see --data-listen of farpool serve, and firewalls in between",
+            )
+        return Probe(usable=True)
+
+    def attach(self, ticket: Ticket) -> Region:
+        """Return a region that exchanges requests over the session's data connections."""
+        self._configure(ticket.params)
+        return TcpRegion(
+            self._peer,
+            ticket.params["handle"],
+            ticket.generation,
+            ticket.nbytes,
+            ticket.writable,
+            ticket.label,
+            ticket.timeout,
+            lambda seconds: self._configure(ticket.renew(seconds)),
+            None,
+        )
+
+    def _configure(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
+        self._peer.configure(params["host"], params["port"], params["slot"], params["secret"])
+        return params
+
+    def awaitable(self, region: Region, ticket: Ticket) -> AwaitableRegion:
+        """Return the twin of *region* over the running loop's own pipelined connection."""
+        from farpool.transports.tcp.awaitable import AwaitableConnection, AwaitableTcpRegion
+
+        assert isinstance(region, TcpRegion)
+        loop = asyncio.get_running_loop()
+        connection = self._loops.get(loop)
+        if connection is None:
+            connection = self._loops[loop] = AwaitableConnection(self._peer)
+        return AwaitableTcpRegion(region, connection, ticket.timeout)
+
+    def close(self) -> None:
+        """Close the data connections."""
+        self._peer.close()
+        for connection in list(self._loops.values()):
+            connection.close()
+        self._loops.clear()

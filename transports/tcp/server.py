@@ -1,0 +1,127 @@
+"""The server half of tcp: one listening socket, and the native reactor behind it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from farpool.native.slab_table import SlabTable
+from farpool.native.tcp_reactor import TcpReactor
+from farpool.protocol.addresses import parse_host_port
+from farpool.protocol.errors import TransportUnavailable
+from farpool.transports.contract import Mode, ServedSession, ServedSlab, ServerContext
+
+__all__ = ["TcpServer"]
+
+BACKLOG = 1024
+DEFAULT_LISTEN = "127.0.0.1:0"
+DEFAULT_THREADS = 2
+
+
+class TcpServer:
+    """Serves slabs over data connections. One attachment of the native table for each (slab, session, mode)."""
+
+    def __init__(self) -> None:
+        self._table = SlabTable()
+        self._reactor: TcpReactor | None = None
+        self._listener: socket.socket | None = None
+        self._context: ServerContext | None = None
+        self._slots: dict[int, int] = {}
+        self._handles: dict[int, dict[tuple[int, Mode], int]] = {}
+
+    async def start(self, context: ServerContext) -> None:
+        """Listen, and start the reactor's threads."""
+        listener = _listen(str(context.settings.get("listen", DEFAULT_LISTEN)))
+        reactor = TcpReactor(
+            self._table,
+            listener.fileno(),
+            threads=int(context.settings.get("threads", DEFAULT_THREADS)),
+            max_connections=int(context.settings.get("max_connections", 4096)),
+        )
+        reactor.start()
+        context.loop.add_reader(reactor.fileno(), self._report_events)
+        self._context, self._listener, self._reactor = context, listener, reactor
+
+    async def stop(self) -> None:
+        """Close every data connection and the listening socket."""
+        reactor, self._reactor = self._reactor, None
+        if reactor is not None and self._context is not None:
+            self._context.loop.remove_reader(reactor.fileno())
+            reactor.stop()
+        if self._listener is not None:
+            self._listener.close()
+
+    def _report_events(self) -> None:
+        if self._reactor is not None and self._context is not None:
+            for kind, peer, number in self._reactor.events():
+                self._context.report(kind, {"peer": peer, "number": number})
+
+    def offer(self) -> Mapping[str, Any]:
+        """Return the data port; an unspecified host means the one that the client reached the control plane at."""
+        assert self._listener is not None
+        host, port = self._listener.getsockname()[:2]
+        return {"host": "" if host in ("0.0.0.0", "::") else host, "port": port}  # noqa: S104  a comparison
+
+    def publish(self, slab: ServedSlab, session: ServedSession, mode: Mode) -> Mapping[str, Any]:
+        """Add the slab to the native table for this session; the same attachment keeps its handle."""
+        assert self._reactor is not None
+        slot = self._slots.get(session.id)
+        if slot is None:
+            slot = self._slots[session.id] = self._reactor.admit(session.id, session.secret)
+        handles = self._handles.setdefault(slab.id, {})
+        handle = handles.get((session.id, mode))
+        if handle is None:
+            memory = slab.memory()
+            handle = handles[session.id, mode] = self._table.insert(
+                memory, memory.address, slab.nbytes, slab.generation, session.id, mode == "rw"
+            )
+        return {**self.offer(), "slot": slot, "secret": session.secret, "handle": handle}
+
+    def withdraw(self, slab: ServedSlab, session_id: int) -> None:
+        """Take the slab from one session."""
+        handles = self._handles.get(slab.id, {})
+        for key in [key for key in handles if key[0] == session_id]:
+            self._table.remove(handles.pop(key))
+        if not handles:
+            self._handles.pop(slab.id, None)
+
+    def revoke(self, slab: ServedSlab) -> None:
+        """Take the slab from every session; no operation on its memory is in flight afterwards."""
+        for handle in self._handles.pop(slab.id, {}).values():
+            self._table.remove(handle)
+
+    def end_session(self, session_id: int) -> None:
+        """Close the session's data connections."""
+        slot = self._slots.pop(session_id, None)
+        if slot is not None and self._reactor is not None:
+            self._reactor.expel(slot)
+
+    def holders_may_map(self) -> bool:
+        """Return False: clients never reach the memory itself."""
+        return False
+
+    def counters(self) -> Mapping[str, int]:
+        """Return the reactor's counters."""
+        return self._reactor.counters() if self._reactor is not None else {}
+
+
+def _listen(address: str) -> socket.socket:
+    host, port = parse_host_port(address, what="the tcp transport's listen address")
+    try:
+        family, kind, proto, _, target = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with contextlib.ExitStack() as undo:
+            listener = undo.enter_context(socket.socket(family, kind | socket.SOCK_NONBLOCK, proto))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(target)
+            listener.listen(BACKLOG)
+            undo.pop_all()
+            return listener
+    except OSError as error:
+        mend = "another program has the port: choose another with --data-listen, or port 0"
+        hint = mend if error.errno == errno.EADDRINUSE else "choose another address with --data-listen"
+        raise TransportUnavailable(f"the tcp data port {address} cannot be opened ({error.strerror}); {hint}") from None
