@@ -6,10 +6,13 @@ folders must be gone when the run ends. ``no_leak`` holds one test to more: desc
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import sysconfig
 import tempfile
 import threading
@@ -56,27 +59,21 @@ def stale_modules() -> list[str]:
     stale: list[str] = []
     for module in sorted(NATIVE.glob("*.pyx")):
         built = module.with_name(module.stem + suffix)
-        if not built.is_file() or built.stat().st_mtime < max(
-            path.stat().st_mtime for path in sources_of(module)
-        ):
+        if not built.is_file() or built.stat().st_mtime < max(path.stat().st_mtime for path in sources_of(module)):
             stale.append(module.stem)
     return stale
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let one who knows run against an older build."""
-    parser.addoption(
-        "--stale", action="store_true", help="run although native modules are older than their sources"
-    )
+    parser.addoption("--stale", action="store_true", help="run although native modules are older than their sources")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Stop at once on a stale build, and give this process a folder for its sockets and files."""
     stale = stale_modules()
     if stale and not config.getoption("--stale"):
-        pytest.exit(
-            f"native modules are older than their sources: {', '.join(stale)}. Run: make build", returncode=3
-        )
+        pytest.exit(f"native modules are older than their sources: {', '.join(stale)}. Run: make build", returncode=3)
     # pytest's own temporary files stay where they are; ours go to a folder of the run, that of an xdist
     # worker inside that of the process that started it. Short names: a Unix socket's path has 107 bytes at most.
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
@@ -200,3 +197,38 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if folder is not None and not hasattr(config, "workerinput"):
         shutil.rmtree(folder, ignore_errors=True)
         os.environ.pop("FARPOOL_TEST_RUN")
+
+
+# A third party's transport --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def stream_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install ``tests/third_party`` as a user would, into a folder of its own; return the folder."""
+    folder = tmp_path_factory.mktemp("stream")
+    source = shutil.copytree(ROOT / "tests/third_party", folder / "source")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index"]
+    command += ["--no-deps", "--no-build-isolation", "--target", str(folder / "site"), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder / "site"
+
+
+@pytest.fixture(scope="module")
+def stream_transport(stream_package: Path) -> Iterator[str]:
+    """Make the transport ``stream`` known to this process and its children while a module's tests run."""
+    from farpool.transports.registry import find_transport, transport_names
+
+    def forget() -> None:
+        importlib.invalidate_caches()
+        find_transport.cache_clear()
+        transport_names.cache_clear()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(stream_package)
+        patch.setenv("PYTHONPATH", str(stream_package), prepend=os.pathsep)
+        forget()
+        yield "stream"
+        for name in [name for name in sys.modules if name.partition(".")[0] == "farpool_stream"]:
+            del sys.modules[name]
+    forget()
