@@ -1,7 +1,7 @@
 """The catalog: SQLite rows of slabs, sessions, holders, tenants and grants, which survive the server.
 
-Ids and generations come from blocks that are reserved in one write, so that making a slab is one transaction,
-and freeing it another. Not thread-safe; the loop's thread alone calls it.
+Ids and generations come from blocks that are reserved in one write, and deletions wait for the next insertion, so
+that a slab costs one transaction in its life. Not thread-safe; the loop's thread alone calls it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,16 @@ APPLICATION_ID: Final = 0x4661_7270
 BLOCK: Final = 1024
 """Ids taken from the catalog at a time; a crash loses the rest of the block, which is harmless."""
 
+LATE_AT_MOST: Final = 512
+"""Deletions that wait for an insertion before they get a transaction of their own."""
+
 DEFAULT_TENANT: Final = "default"
 
 SCHEMA: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE tenants (name TEXT PRIMARY KEY, created REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE slabs (
-    id INTEGER PRIMARY KEY, generation INTEGER NOT NULL UNIQUE, slot INTEGER NOT NULL, nbytes INTEGER NOT
+    id INTEGER PRIMARY KEY, generation INTEGER NOT NULL, slot INTEGER NOT NULL, nbytes INTEGER NOT
     NULL, tenant TEXT NOT NULL REFERENCES tenants (name), name TEXT, lease TEXT NOT NULL, ttl REAL, owner
     INTEGER, deadline REAL, reclaiming INTEGER NOT NULL DEFAULT 0, created REAL NOT NULL
 );
@@ -168,16 +171,23 @@ class Catalog:
             group, self._group = self._group, None
             self._change(*group)
 
+    def _forget(self, *changes: Change) -> None:
+        # Made with the next insertion, in its transaction: after a crash a start finds the rows without memory.
+        self._late.extend(changes)
+        if len(self._late) >= LATE_AT_MOST:
+            self._change()
+
     def _change(self, *changes: Change) -> None:
-        # What gives space back must not fail for want of space: it is made with the next insertion then. Should we
-        # crash before, start-up finds rows without memory and drops them.
+        # What gives space back must not fail for want of space: it is made with the next insertion then.
         if self._group is not None:
             self._group.extend(changes)
             return
+        pending = [*self._late, *changes]
+        self._late.clear()
         try:
-            self._commit(changes)
+            self._commit(pending)
         except sqlite3.OperationalError:
-            self._late.extend(changes)
+            self._late = pending
 
     def _commit(self, changes: Sequence[Change]) -> None:
         if len(changes) == 1:
@@ -235,9 +245,9 @@ class Catalog:
     def delete_slab(self, slab_id: int, *, held: bool) -> None:
         """Forget a slab, and its holders if *held*."""
         if held:
-            self._change(("DELETE FROM holders WHERE slab = ?", (slab_id,)), (DELETE_SLAB, (slab_id,)))
+            self._forget(("DELETE FROM holders WHERE slab = ?", (slab_id,)), (DELETE_SLAB, (slab_id,)))
         else:
-            self._change((DELETE_SLAB, (slab_id,)))
+            self._forget((DELETE_SLAB, (slab_id,)))
 
     def mark_reclaiming(self, slab_id: int) -> None:
         """Record that the slab was freed, and that only its holders keep its bytes charged."""
@@ -254,7 +264,7 @@ class Catalog:
     def delete_holder(self, slab_id: int, session_id: int, transport: str) -> None:
         """Record that a session has let go of a slab."""
         delete = "DELETE FROM holders WHERE slab = ? AND session = ? AND transport = ?"
-        self._change((delete, (slab_id, session_id, transport)))
+        self._forget((delete, (slab_id, session_id, transport)))
 
     def slabs(self) -> list[SlabRow]:
         """Return every slab in the order of ids."""
@@ -290,6 +300,8 @@ class Catalog:
 
     def close(self) -> None:
         """Close the database; its rows stay."""
+        with contextlib.suppress(sqlite3.OperationalError):
+            self._commit(self._late)
         self._db.close()
 
 

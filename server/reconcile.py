@@ -89,7 +89,7 @@ def reconcile(
 
 def _survived(row: SlabRow, files: dict[int, int], known: dict[int, SessionRow]) -> bool:
     if files.get(row.id, 0) < row.nbytes:
-        log.warning("slab lost", slab=row.id, name=row.name, reason="its memory is gone from the arena")
+        log.info("slab forgotten", slab=row.id, name=row.name, reason="its memory is gone from the arena")
         return False
     return row.lease != "session" or row.owner in known
 
