@@ -162,7 +162,10 @@ class EmbeddedServer:
 
     def suspend(self) -> None:
         """Stop the server's process with SIGSTOP: it neither answers nor ends its connections."""
-        self._running().send_signal(signal.SIGSTOP)
+        process = self._running()
+        process.send_signal(signal.SIGSTOP)
+        # The signal stops its threads a moment later only.
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         """Let a suspended server go on."""
