@@ -33,7 +33,7 @@ from farpool.native.libsocket cimport (
     SO_RCVTIMEO,
     SO_SNDTIMEO,
     SOL_SOCKET,
-    close,
+    close_fd,
     recv,
     send,
     setsockopt,
@@ -245,7 +245,7 @@ cdef int one_file(int directory, const char *name, size_t nbytes) noexcept nogil
             failed = errno
         else:
             munmap(base, nbytes)
-    close(fd)
+    close_fd(fd)
     if unlinkat(directory, name, 0) != 0 and not failed:
         failed = errno
     return failed
