@@ -1,0 +1,134 @@
+"""``quick``: one client, each transport's usual operations and sizes beside their limits, in 20 s."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+from urllib.parse import urlsplit
+
+import farpool
+from farpool import InvalidArgument, NotMappable, Pool, Slab, TransportUnavailable
+from farpool.perf.limit_contenders import MappingLimits, NoLimits, SocketLimits
+from farpool.perf.raw_socket import RawSocket
+from farpool.perf.rounds import Speed, alternate
+from farpool.perf.rows import Row, unavailable
+from farpool.perf.walk import SLAB_NBYTES
+from farpool.perf.workloads import Workload, allocation_workload, data_workloads, numpy_workload
+
+__all__ = ["MOST_SECONDS", "TRANSPORTS", "Progress", "run"]
+
+TRANSPORTS: Final = ("cxl", "tcp", "rdma")
+CONTROL: Final = "control"
+MOST_SECONDS: Final = 60.0
+"""Longest time of one measurement: a round is a fifth of it, and loops in C see Ctrl-C only at its end."""
+EMULATED: Final = frozenset({"cxl"})
+"""Arenas are directories of memory files so far: cxl runs on shared memory of this host, not on a device."""
+SOCKETS: Final = frozenset({"tcp"})
+"""Transports whose limit is a raw TCP connection."""
+LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+
+Progress = Callable[[str], None]
+
+
+def run(
+    url: str | None = None,
+    transports: Sequence[str] = TRANSPORTS,
+    seconds: float = 0.25,
+    progress: Progress | None = None,
+) -> Iterator[Row]:
+    """Measure the pool at *url*; yield each row as it is done. ``progress`` is told what is measured next.
+
+    *seconds* bounds each measurement, once for us and once for its limit. A transport that cannot be used
+    here is one row with its reason. A server on another host has no limit over sockets: this host's
+    loopback is not its wire.
+
+    Raises:
+        InvalidArgument: *seconds* not above 0 and at most 60, or an address that cannot be.
+        ServerLost, DeadlineExceeded, PoolFull: the server is not there, or has no room for 32 MiB.
+    """
+    if not 0 < seconds <= MOST_SECONDS:
+        raise InvalidArgument(f"a measurement takes over 0 and at most {MOST_SECONDS:.0f} s, not {seconds!r}")
+    tell = progress or _tell_nobody
+    tell(f"{CONTROL}: allocate+free")
+    with farpool.connect(url) as pool:
+        yield _measure(pool, CONTROL, allocation_workload(pool), seconds)
+    for transport in transports:
+        tell(transport)
+        try:
+            pool = farpool.connect(url, transport=transport)
+        except (TransportUnavailable, InvalidArgument) as error:
+            yield unavailable(transport, error.message)
+            continue
+        with pool:
+            for workload in _workloads(pool):
+                tell(f"{transport}: {workload}")
+                yield _measure(pool, transport, workload, seconds)
+
+
+def _tell_nobody(text: str) -> None:
+    pass
+
+
+def _workloads(pool: Pool) -> Iterator[Workload]:
+    """Make a slab and the workloads on it, each when it is its turn."""
+    slab = pool.allocate(SLAB_NBYTES)
+    slab.write(bytes(SLAB_NBYTES))  # every page is there, on both sides, before anything is timed
+    memory = _memory_of(slab)
+    if memory is not None:
+        yield numpy_workload(slab, memory)
+        yield from data_workloads(slab, MappingLimits(memory))
+    elif pool.transport in SOCKETS and _is_on_this_host(pool.url):
+        with RawSocket() as raw:
+            yield from data_workloads(slab, SocketLimits(raw))
+    else:
+        yield from data_workloads(slab, NoLimits())
+
+
+def _memory_of(slab: Slab) -> memoryview | None:
+    try:
+        return slab.view()
+    except NotMappable:
+        return None
+
+
+def _is_on_this_host(url: str) -> bool:
+    parts = urlsplit(url)
+    return parts.scheme == "unix" or parts.hostname in LOOPBACK
+
+
+def _measure(pool: Pool, transport: str, workload: Workload, seconds: float) -> Row:
+    cpu_before = pool.stat().cpu_seconds
+    ours, limit = alternate(workload.ours, workload.limit.run, seconds)
+    cpu_seconds = pool.stat().cpu_seconds - cpu_before
+    moved_gb = ours.calls * workload.call_nbytes / 1e9
+    reached, ratio = _compare(workload, ours, limit)
+    return Row(
+        transport=transport,
+        op=workload.op,
+        nbytes=workload.nbytes,
+        batch=workload.batch,
+        clients=1,
+        p50_us=ours.p50_us,
+        p99_us=ours.p99_us,
+        ops_s=ours.calls_s * workload.batch,
+        gb_s=_gb_s(workload, ours) if workload.moves_bytes else None,
+        limit=reached,
+        ratio=ratio,
+        emulated=transport in EMULATED,
+        limit_name=workload.limit.name,
+        limit_unit="" if limit is None else "GB/s" if workload.is_bulk else "us",
+        server_cpu_s_per_gb=cpu_seconds / moved_gb if workload.is_bulk else None,
+    )
+
+
+def _gb_s(workload: Workload, speed: Speed) -> float:
+    return speed.calls_s * workload.call_nbytes / 1e9
+
+
+def _compare(workload: Workload, ours: Speed, limit: Speed | None) -> tuple[float | None, float | None]:
+    """Return what the limit reached, and our speed as a fraction of it."""
+    if limit is None:
+        return None, None
+    if workload.is_bulk:
+        return _gb_s(workload, limit), ours.calls_s / limit.calls_s
+    return limit.p50_us, limit.p50_us / ours.p50_us

@@ -1,0 +1,36 @@
+"""Where operations work inside the slab: the same places for us and for our limit."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Final, TypeAlias
+
+from farpool.perf.rows import BULK_NBYTES
+
+__all__ = ["SLAB_NBYTES", "Int64Array", "filled", "places", "window"]
+
+Int64Array: TypeAlias = "array[int]"
+"""Numbers of 8 bytes that the loops in C take as they are."""
+
+SLAB_NBYTES: Final = 32 << 20
+"""Far over a core's own caches, so that bulk copies come from memory or from a cache that all cores share."""
+
+NEAR_NBYTES: Final = 256 << 10
+CACHE_LINE: Final = 64
+
+
+def window(nbytes: int) -> int:
+    """Return through how many bytes calls of *nbytes* walk."""
+    return NEAR_NBYTES if nbytes < BULK_NBYTES else SLAB_NBYTES
+
+
+def places(nbytes: int, batch: int = 1) -> Int64Array:
+    """Return the offsets at which parts of *nbytes* are used in turn, whole batches of them."""
+    step = max(nbytes, CACHE_LINE)
+    count = window(nbytes * batch) // step
+    return array("q", range(0, (count - count % batch) * step, step))
+
+
+def filled(nbytes: int) -> bytearray:
+    """Return a buffer with pages of its own; untouched ones would all be the kernel's one page of zeros."""
+    return bytearray(b"\1") * nbytes
