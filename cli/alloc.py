@@ -15,9 +15,7 @@ __all__ = ["alloc"]
 
 def alloc(
     size: Annotated[str, typer.Argument(metavar="SIZE", help="Bytes, or with a binary unit: 64KiB, 1.5GiB.")],
-    name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="Name that others open it by.")
-    ] = None,
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name that others open it by.")] = None,
     lease: KeptLease = "persistent",
     url: Url = None,
     as_json: AsJson = False,

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,7 +18,7 @@ from farpool.cli.options import parse_seconds
 from farpool.cli.screens import console
 from farpool.perf import quick
 from farpool.perf.table import render
-from farpool.protocol.errors import CorruptData, ServerLost
+from farpool.protocol.errors import CorruptData, FarpoolError
 
 if TYPE_CHECKING:
     from farpool.client.pool import Pool
@@ -62,13 +62,11 @@ class _Worker:
             raise self._lost()
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise ServerLost(f"the demo's {self.transport} process failed: {answer['error']}")
+            raise FarpoolError(f"the demo's {self.transport} process failed: {answer['error']}")
         return answer
 
-    def _lost(self) -> ServerLost:
-        return ServerLost(
-            f"the demo's {self.transport} process (pid {self._process.pid}) has ended unexpectedly"
-        )
+    def _lost(self) -> FarpoolError:
+        return FarpoolError(f"the demo's {self.transport} process (pid {self._process.pid}) has ended unexpectedly")
 
     def close(self) -> None:
         with self._process as process:
@@ -99,9 +97,7 @@ def demo(
 def _share_one_slab(screen: Console, pool: Pool, url: str) -> None:
     nbytes = COUNTER_NBYTES + len(TRANSPORTS) * PART_NBYTES
     with pool.allocate(nbytes, name="demo") as slab, ExitStack() as stack:
-        workers = [_Worker(url, transport, slab.id) for transport in TRANSPORTS]
-        for worker in workers:
-            stack.callback(worker.close)
+        workers = [stack.enter_context(closing(_Worker(url, name, slab.id))) for name in TRANSPORTS]
         with screen.status("two client processes start"):
             hellos = [worker.answer() for worker in workers]
         attached = ", ".join(f"pid {hello['pid']} over {hello['transport']}" for hello in hellos)

@@ -51,7 +51,5 @@ class FileTrailer:
         if version != _VERSION:
             raise CorruptData(f"the slab's file trailer has version {version}; this Farpool knows {_VERSION}")
         if seal != _SEAL.pack(crc32c(body)) or nbytes != slab_nbytes - TRAILER_NBYTES:
-            raise CorruptData(
-                "the slab's file trailer is damaged: its own checksum or the file's size is wrong"
-            )
+            raise CorruptData("the slab's file trailer is damaged: its own checksum or the file's size is wrong")
         return cls(nbytes, checksum, complete=state == 1)

@@ -86,9 +86,7 @@ def examine(subject: Subject) -> Iterator[Finding]:
 @check("farpool")
 def _farpool(subject: Subject) -> Iterator[Finding]:
     python = platform.python_version()
-    yield Finding(
-        "farpool", "ok", f"farpool {version('farpool')}, {platform.python_implementation()} {python}"
-    )
+    yield Finding("farpool", "ok", f"farpool {version('farpool')}, {platform.python_implementation()} {python}")
 
 
 @check("native code")
@@ -109,9 +107,7 @@ def _kernel(subject: Subject) -> Iterator[Finding]:
     numbers = tuple(int(part) for part in release.split("-")[0].split(".")[:2] if part.isdigit())
     if numbers < OLDEST_KERNEL:
         wanted = ".".join(map(str, OLDEST_KERNEL))
-        yield Finding(
-            "kernel", "fail", f"Linux {release} is older than {wanted}, the oldest that Farpool runs on"
-        )
+        yield Finding("kernel", "fail", f"Linux {release} is older than {wanted}, the oldest that Farpool runs on")
     else:
         yield Finding("kernel", "ok", f"Linux {release}, {platform.machine()}")
 
@@ -146,9 +142,7 @@ def _huge_pages(subject: Subject) -> Iterator[Finding]:
     if total:
         yield Finding("huge pages", "ok", f"{total} of {page} reserved")
     else:
-        yield Finding(
-            "huge pages", "ok", "none reserved; slabs use small pages", "sysctl vm.nr_hugepages=512"
-        )
+        yield Finding("huge pages", "ok", "none reserved; slabs use small pages", "sysctl vm.nr_hugepages=512")
 
 
 @check("userfaultfd")

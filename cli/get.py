@@ -30,9 +30,7 @@ __all__ = ["get"]
 
 
 def get(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="The slab's name, or its id.", show_default=False)
-    ],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The slab's name, or its id.", show_default=False)],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it.", show_default=False)],
     transport: DataTransport = "auto",
     url: Url = None,
@@ -54,9 +52,7 @@ def get(
                 found = f"crc32c {checksum:08x}, not {trailer.checksum:08x} as put"
                 raise CorruptData(f"the bytes of slab {name!r} are damaged: {found}; no file was written")
         if trailer is None:
-            warn(
-                f"slab {name!r} was not stored by put: all its bytes were copied, with no checksum to verify"
-            )
+            warn(f"slab {name!r} was not stored by put: all its bytes were copied, with no checksum to verify")
         transfer = Transfer(
             op="get",
             id=slab.id,

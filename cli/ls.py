@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import farpool
 from farpool.cli.options import AsJson, Timeout, Url
-from farpool.cli.output import print_struct
+from farpool.cli.output import one_line, print_struct
 from farpool.cli.screens import console, rows_table
 from farpool.protocol.units import format_bytes
 
@@ -23,11 +23,9 @@ def ls(url: Url = None, as_json: AsJson = False, timeout: Timeout = 10.0) -> Non
             for info in pool.slabs():
                 print_struct(info)
             return
-        table = rows_table(
-            "id", "name", "size", "lease", "state", "attached", right=("id", "size", "attached")
-        )
+        table = rows_table("id", "name", "size", "lease", "state", "attached", right=("id", "size", "attached"))
         for info in pool.slabs():
-            size, name = format_bytes(info.nbytes), info.name or "-"
+            size, name = format_bytes(info.nbytes), one_line(info.name or "-")
             table.add_row(str(info.id), name, size, _lease(info), info.state, str(info.attached))
         console().print(table if table.row_count else "no slabs")
 

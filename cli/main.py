@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 from typer.core import TyperGroup
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; *arguments* default to those of the process."""
     try:
         code = app(args=arguments, prog_name="farpool", standalone_mode=False)
-        sys.stdout.flush()
+        _flush()
     except BrokenPipeError:
         _drop_stdout()
         return ExitCode.OTHER
@@ -129,6 +129,12 @@ def _report(error: Exception) -> int:
     else:
         warn(f"unexpected {type(error).__name__}: {error} (FARPOOL_DEBUG=1 shows where; please report it)")
     return exit_code_of(error)
+
+
+def _flush() -> None:
+    stdout: TextIO | None = sys.stdout  # None if the process was started without one
+    if stdout is not None:
+        stdout.flush()
 
 
 def _drop_stdout() -> None:

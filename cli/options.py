@@ -43,9 +43,7 @@ def parse_kept_lease(text: str) -> Lease:
     """
     lease = parse_lease(text)
     if lease == "session":
-        raise InvalidArgument(
-            "a session lease would end with this command; use --lease SECONDS or --lease persistent"
-        )
+        raise InvalidArgument("a session lease would end with this command; use --lease SECONDS or --lease persistent")
     return lease
 
 
@@ -75,9 +73,7 @@ Timeout = Annotated[
 ]
 DataTransport = Annotated[
     str,
-    typer.Option(
-        "--transport", metavar="NAME", help="How the bytes travel: cxl, tcp, or auto for the fastest."
-    ),
+    typer.Option("--transport", metavar="NAME", help="How the bytes travel: cxl, tcp, or auto for the fastest."),
 ]
 KeptLease = Annotated[
     str,

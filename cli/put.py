@@ -77,9 +77,7 @@ def _open_regular(file: Path) -> FileIO:
     source.close()
     if stat.S_ISREG(facts.st_mode):
         raise InvalidArgument(f"{str(file)!r} is empty: there is nothing to put")
-    raise InvalidArgument(
-        f"{str(file)!r} is no regular file, so its size is not known; save it to a file first"
-    )
+    raise InvalidArgument(f"{str(file)!r} is no regular file, so its size is not known; save it to a file first")
 
 
 def _store(source: FileIO, file: Path, nbytes: int, slab: Slab, advance: Advance) -> int:

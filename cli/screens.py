@@ -53,9 +53,7 @@ def progress_bar(label: str, nbytes: int) -> Generator[Advance]:
         yield lambda nbytes: None
         return
     progress = Progress(
-        TextColumn(
-            "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")
-        ),
+        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
         BarColumn(bar_width=20),
         DownloadColumn(binary_units=True),
         TransferSpeedColumn(),

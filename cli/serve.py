@@ -26,24 +26,18 @@ def serve(
     ] = None,
     arena: Annotated[
         Path | None,
-        typer.Option(
-            "--arena", metavar="DIR", help="A directory on a memory file system. Default below /dev/shm."
-        ),
+        typer.Option("--arena", metavar="DIR", help="A directory on a memory file system. Default below /dev/shm."),
     ] = None,
     listen: Annotated[
         str | None,
-        typer.Option(
-            "--listen", metavar="HOST:PORT", help="The control plane's port. Default 127.0.0.1:7700."
-        ),
+        typer.Option("--listen", metavar="HOST:PORT", help="The control plane's port. Default 127.0.0.1:7700."),
     ] = None,
     unix: Annotated[
         Path | None, typer.Option("--unix", metavar="PATH", help="The control plane's Unix socket.")
     ] = None,
     data_listen: Annotated[
         str | None,
-        typer.Option(
-            "--data-listen", metavar="HOST:PORT", help="The tcp data plane's port. Default 127.0.0.1:0."
-        ),
+        typer.Option("--data-listen", metavar="HOST:PORT", help="The tcp data plane's port. Default 127.0.0.1:0."),
     ] = None,
     transports: Annotated[
         str | None, typer.Option("--transports", metavar="NAMES", help="What to offer. Default cxl,tcp.")

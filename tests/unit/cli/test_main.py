@@ -154,13 +154,25 @@ def test_a_closed_pipe_ends_quietly() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        done = subprocess.run(
-            [*FARPOOL, "version"], stdout=writing, stderr=subprocess.PIPE, timeout=30, check=False
-        )
+        done = subprocess.run([*FARPOOL, "version"], stdout=writing, stderr=subprocess.PIPE, timeout=30, check=False)
     finally:
         os.close(writing)
     assert done.returncode == 1
     assert done.stderr == b""
+
+
+def test_without_a_stdout_there_is_no_error() -> None:
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", *FARPOOL, "version"]
+    done = subprocess.run(command, stderr=subprocess.PIPE, timeout=30, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_full_disk_is_one_line() -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [*FARPOOL, "version"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=30, check=False
+        )
+    assert (done.returncode, done.stderr) == (1, "farpool: No space left on device\n")
 
 
 def test_help_imports_neither_server_nor_client_nor_rich() -> None:
@@ -169,9 +181,7 @@ def test_help_imports_neither_server_nor_client_nor_rich() -> None:
         "print([m for m in sys.modules if m.split('.')[0] in ('rich', 'uvloop', 'numpy', 'pydantic')"
         " or m.startswith(('farpool.server', 'farpool.client'))], file=sys.stderr)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
     assert done.stderr == "[]\n"
 
 
@@ -182,9 +192,7 @@ def test_client_commands_do_not_import_the_server() -> None:
         "    import_module('farpool.cli.' + name)\n"
         "print([m for m in sys.modules if m.startswith(('farpool.server', 'uvloop', 'pydantic_settings'))])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
     assert done.stdout == "[]\n"
 
 

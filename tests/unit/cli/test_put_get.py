@@ -191,9 +191,7 @@ def test_a_second_get_of_the_same_file_is_refused_and_a_left_part_is_taken_over(
     assert not part.exists()
 
 
-def test_a_full_disk_leaves_no_part(
-    cli: Cli, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_no_part(cli: Cli, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: object) -> int:
         raise OSError(28, os.strerror(28), str(tmp_path / "out.part"))
 
@@ -220,9 +218,7 @@ def test_a_source_that_changes_is_refused_and_leaves_no_slab(
     assert names(cli) == []
 
 
-def test_a_source_rewritten_in_place_is_refused(
-    cli: Cli, source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_source_rewritten_in_place_is_refused(cli: Cli, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def rewrite(chunk: object, value: int) -> int:
         os.utime(source, (1, time.time() + 5))
         return 0
@@ -232,9 +228,7 @@ def test_a_source_rewritten_in_place_is_refused(
     assert names(cli) == []
 
 
-@pytest.mark.parametrize(
-    "error", [KeyboardInterrupt(), SystemExit(143), ServerLost("gone"), OSError(5, "I/O error")]
-)
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143), ServerLost("gone"), OSError(5, "I/O error")])
 def test_a_put_that_fails_frees_its_slab(
     cli: Cli, source: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:

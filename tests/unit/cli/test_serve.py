@@ -41,9 +41,7 @@ def options(arena: Path) -> Iterator[list[str]]:
 
 def refused(*arguments: str) -> str:
     """Run a server that must not start; return its one line."""
-    done = subprocess.run(
-        [*FARPOOL, "serve", *arguments], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = subprocess.run([*FARPOOL, "serve", *arguments], capture_output=True, text=True, timeout=60, check=False)
     lines = [line for line in done.stderr.splitlines() if line.startswith("farpool: ")]
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
