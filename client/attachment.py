@@ -17,6 +17,7 @@ from time import monotonic
 from typing import Any
 
 from farpool.client.session import Session
+from farpool.protocol.addresses import fill_host
 from farpool.protocol.errors import FarpoolError, InvalidArgument, RegionInUse
 from farpool.protocol.messages import Allocate, Attach, Attached, Detach, Done, Free, Open, Reply, SlabInfo
 from farpool.transports.contract import ClientTransport, Mode, Region, Ticket
@@ -41,9 +42,7 @@ class Attachment:
 
     __slots__ = ("__weakref__", "_gone", "_owner", "info", "mode", "region", "serial", "ticket")
 
-    def __init__(
-        self, owner: Attachments, info: SlabInfo, mode: Mode, ticket: Ticket, region: Region
-    ) -> None:
+    def __init__(self, owner: Attachments, info: SlabInfo, mode: Mode, ticket: Ticket, region: Region) -> None:
         self._owner = owner
         self._gone = False
         self.info = info
@@ -174,7 +173,7 @@ class Attachments:
             slab_id=info.id,
             generation=info.generation,
             writable=mode == "rw",
-            params=reply.params,
+            params=fill_host(reply.params, self.session.address),
             renew=partial(self._renew, key, mode),
             timeout=self._timeout,
             label=info.name or f"#{info.id}",
@@ -187,7 +186,8 @@ class Attachments:
 
     def _renew(self, key: Key, mode: Mode, timeout: float) -> Mapping[str, Any]:
         request = Attach(id=key[0], generation=key[1], mode=self._widest(key, mode), transport=self.transport)
-        return self.session.call(request, Attached, monotonic() + max(timeout, 0.0)).params
+        reply = self.session.call(request, Attached, monotonic() + max(timeout, 0.0))
+        return fill_host(reply.params, self.session.address)
 
     def _widest(self, key: Key, mode: Mode) -> Mode:
         """Return what the session's grant must allow: the server knows one grant a session."""

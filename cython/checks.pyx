@@ -1,6 +1,6 @@
 """The checks that every region makes before a byte moves, and the one wording of what they raise."""
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_IsContiguous, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyObject_GetBuffer
 from cpython.long cimport PyLong_AsUnsignedLongLong, PyLong_AsUnsignedLongLongMask
 from cpython.number cimport PyNumber_Index
 
@@ -22,9 +22,13 @@ cdef int get_source(object buffer, Py_buffer *view) except -1:
     try:
         PyObject_GetBuffer(buffer, view, PyBUF_SIMPLE)
     except (BufferError, ValueError) as error:
-        raise InvalidArgument(f"the buffer must be C-contiguous ({error}); copy it, for example with numpy.ascontiguousarray") from None
+        raise InvalidArgument(
+            f"the buffer must be C-contiguous ({error}); copy it, for example with numpy.ascontiguousarray"
+        ) from None
     except TypeError:
-        raise UnsuitableBuffer(f"a buffer of bytes is needed (bytes, bytearray, numpy array, ...), not {type(buffer).__name__}") from None
+        raise UnsuitableBuffer(
+            f"a buffer of bytes is needed (bytes, bytearray, numpy array, ...), not {type(buffer).__name__}"
+        ) from None
     return 0
 
 
@@ -34,10 +38,14 @@ cdef int get_target(object buffer, Py_buffer *view) except -1:
         PyObject_GetBuffer(buffer, view, PyBUF_WRITABLE)
     except (BufferError, ValueError) as error:
         if is_contiguous(buffer):
-            raise UnsuitableBuffer(f"read_into needs a writable buffer, and this {type(buffer).__name__} is read-only ({error})") from None
+            raise UnsuitableBuffer(
+                f"read_into needs a writable buffer, and this {type(buffer).__name__} is read-only ({error})"
+            ) from None
         raise InvalidArgument(f"the buffer must be C-contiguous ({error})") from None
     except TypeError:
-        raise UnsuitableBuffer(f"a writable buffer is needed (bytearray, numpy array, ...), not {type(buffer).__name__}") from None
+        raise UnsuitableBuffer(
+            f"a writable buffer is needed (bytearray, numpy array, ...), not {type(buffer).__name__}"
+        ) from None
     return 0
 
 
@@ -49,7 +57,7 @@ cdef bint is_contiguous(object buffer):
 
 
 cdef Py_ssize_t as_offset(object offset) except? -1:
-    """Return an offset or length; one that no 64-bit number holds is cut to the nearest, which is out of bounds anyway."""
+    """Return an offset or length; one that no 64-bit number holds becomes the nearest, which is out of bounds."""
     return PyNumber_AsSsize_t(offset, NULL)
 
 

@@ -4,6 +4,7 @@ The GIL is released around each wait. A native mutex keeps frames whole when a c
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport EAGAIN, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
@@ -20,8 +21,8 @@ from farpool.native.libpthread cimport (
     pthread_mutex_t,
     pthread_mutex_unlock,
 )
-from farpool.native.libsocket cimport MSG_DONTWAIT, MSG_PEEK, SHUT_RDWR, close, iovec, recv, shutdown
-from farpool.native.stream cimport CLOSED, DONE, EXPIRED, Stream, receive_some, send_all, stream_init
+from farpool.native.libsocket cimport MSG_DONTWAIT, MSG_PEEK, SHUT_RDWR, close_fd, iovec, recv, shutdown
+from farpool.native.stream cimport DONE, EXPIRED, Stream, receive_some, send_all, stream_init
 
 from farpool.protocol.errors import DeadlineExceeded, ForkedSession, InvalidArgument, ProtocolError, ServerLost
 
@@ -92,7 +93,9 @@ cdef class ControlChannel:
         if outcome == DONE:
             return 0
         if outcome == EXPIRED:
-            raise DeadlineExceeded(f"the deadline passed while {doing}; raise timeout=, or see whether the server is stopped")
+            raise DeadlineExceeded(
+                f"the deadline passed while {doing}; raise timeout=, or see whether the server is stopped"
+            )
         self.lost = True
         raise ServerLost(f"the server closed the control connection while {doing}")
 
@@ -147,6 +150,7 @@ cdef class ControlChannel:
                     outcome = receive_some(&self.stream, &part, 1, 0, until, &got)
                 self.check(outcome, "waiting for its reply")
                 self.filled += got
+                PyErr_CheckSignals()    # one that came while we waited for the GIL would wait for the next bytes
         finally:
             self.leave()
 
@@ -160,7 +164,10 @@ cdef class ControlChannel:
         memcpy(&length, self.buffer, LENGTH_BYTES)      # little-endian, as every machine with CXL or RDMA is
         if length > self.max_frame:
             self.lost = True
-            raise ProtocolError(f"the server announces a frame of {length} bytes, the limit is {self.max_frame}: is this a Farpool port?")
+            raise ProtocolError(
+                f"the server announces a frame of {length} bytes, the limit is {self.max_frame}: is this a Farpool "
+                "port?"
+            )
         whole = LENGTH_BYTES + <size_t> length
         if whole > self.room:
             larger = <uint8_t *> realloc(self.buffer, whole)
@@ -211,7 +218,7 @@ cdef class ControlChannel:
         self.stop_heartbeat()
         self.stream.fd = -1
         if fd >= 0:
-            close(fd)
+            close_fd(fd)
 
     cpdef close(self):
         """Stop the heartbeat and close the socket. Idempotent; any thread may call it.

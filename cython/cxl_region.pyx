@@ -243,7 +243,8 @@ cdef class CxlRegion:
             return
         if load_count(&self.views):
             raise RegionInUse(
-                f"slab {self.label} is still used by {load_count(&self.views)} arrays or memoryviews; delete them before it is let go",
+                f"slab {self.label} is still used by {load_count(&self.views)} arrays or memoryviews; "
+                "delete them before it is let go",
                 views=load_count(&self.views),
             )
         self.base = NULL

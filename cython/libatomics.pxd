@@ -13,7 +13,9 @@ cdef extern from * nogil:
     }
     static inline uint32_t fp_load32(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }
     static inline void fp_store32(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_SEQ_CST); }
-    static inline uint32_t fp_add32(uint32_t *p, int32_t v) { return __atomic_add_fetch(p, (uint32_t)v, __ATOMIC_SEQ_CST); }
+    static inline uint32_t fp_add32(uint32_t *p, int32_t v) {
+        return __atomic_add_fetch(p, (uint32_t)v, __ATOMIC_SEQ_CST);
+    }
     static inline void fp_fence(void) { __atomic_thread_fence(__ATOMIC_ACQUIRE); }
     """
     uint64_t load_word "fp_load"(const uint64_t *word)

@@ -24,7 +24,8 @@ cdef extern from "pthread.h" nogil:
     int pthread_cond_destroy(pthread_cond_t *condition)
     int pthread_cond_signal(pthread_cond_t *condition)
     int pthread_cond_timedwait(pthread_cond_t *condition, pthread_mutex_t *mutex, const timespec *until)
-    int pthread_atfork(void (*prepare)() noexcept nogil, void (*parent)() noexcept nogil, void (*child)() noexcept nogil)
+    int pthread_atfork(void (*prepare)() noexcept nogil, void (*parent)() noexcept nogil,
+                       void (*child)() noexcept nogil)
 
 cdef extern from "signal.h" nogil:
     ctypedef struct sigset_t:

@@ -77,4 +77,4 @@ cdef extern from "poll.h" nogil:
 cdef extern from "unistd.h" nogil:
     ssize_t read(int fd, void *buffer, size_t count)
     ssize_t write(int fd, const void *buffer, size_t count)
-    int close(int fd)
+    int close_fd "close"(int fd)

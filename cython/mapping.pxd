@@ -4,7 +4,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 cdef class Mapping:
     cdef uint8_t *base          # NULL once closed
     cdef size_t length          # bytes mapped: whole pages
-    cdef readonly size_t nbytes # bytes asked for
+    cdef readonly size_t nbytes  # bytes asked for
     cdef readonly bint writable
     cdef uint32_t views         # buffers of the buffer protocol that are alive
 

@@ -1,4 +1,4 @@
-"""One shared mapping of a file, with one owner. The server's slabs, the clients' slabs and the generation words live in such.
+"""One shared mapping of a file, with one owner: slabs and generation words live in such.
 
 The GIL is held throughout: nothing here waits but mmap and munmap themselves.
 """
@@ -88,7 +88,8 @@ cdef class Mapping:
             return
         if load_count(&self.views):
             raise RegionInUse(
-                f"{load_count(&self.views)} views of this mapping are alive; delete the arrays and memoryviews made from it first"
+                f"{load_count(&self.views)} views of this mapping are alive; "
+                "delete the arrays and memoryviews made from it first"
             )
         munmap(self.base, self.length)
         self.base = NULL

@@ -1,7 +1,7 @@
 """The native table that data planes read without locks: base, size, generation and rights of each attachment.
 
-The wait in ``remove`` lets go of the GIL. A pin lasts for one non-blocking system call or one copy, never for as long as
-a peer likes, so that the wait is short whatever a client does.
+The wait in ``remove`` lets go of the GIL. A pin lasts for one non-blocking system call or one copy, never for as long
+as a peer likes, so that the wait is short whatever a client does.
 """
 
 from libc.stdint cimport uintptr_t
@@ -53,7 +53,9 @@ cdef class SlabTable:
             handle = self.fresh
             self.fresh += 1
         else:
-            raise PoolFull(f"all {self.capacity} attachments of this server's data plane are in use; detach slabs first")
+            raise PoolFull(
+                f"all {self.capacity} attachments of this server's data plane are in use; detach slabs first"
+            )
         entry = self.entries + handle
         entry.session = session
         entry.base = <uint8_t *> address

@@ -15,7 +15,8 @@ cdef struct Stream:
     int64_t send_wait       # the same of SO_SNDTIMEO
 
 cdef void stream_init(Stream *stream, int fd) noexcept nogil
-cdef int receive_some(Stream *stream, iovec *parts, int count, int flags, int64_t deadline, ssize_t *got) except -3 nogil
+cdef int receive_some(Stream *stream, iovec *parts, int count, int flags, int64_t deadline,
+                      ssize_t *got) except -3 nogil
 cdef int receive_all(Stream *stream, iovec *parts, int count, int64_t deadline) except -3 nogil
 cdef int send_all(Stream *stream, iovec *parts, int count, int64_t deadline) except -3 nogil
 cdef int advance(iovec **parts, int count, size_t done) noexcept nogil

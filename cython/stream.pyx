@@ -60,7 +60,8 @@ cdef int after_error(int64_t deadline) except -3 nogil:
     return CLOSED
 
 
-cdef int receive_some(Stream *stream, iovec *parts, int count, int flags, int64_t deadline, ssize_t *got) except -3 nogil:
+cdef int receive_some(Stream *stream, iovec *parts, int count, int flags, int64_t deadline,
+                      ssize_t *got) except -3 nogil:
     """Receive at least one byte; *got* says how many."""
     cdef msghdr message
     cdef int outcome

@@ -2,7 +2,8 @@
 
 No GIL, no Python object, no allocation for a plain read or write. Requests of one connection take effect in order, and
 are answered in order. A peer that asks and does not read is not read from either (``stalled``), so that it costs a
-bounded amount of memory. Whatever is wrong inside a well-formed request is an answer; anything else drops the connection.
+bounded amount of memory. Whatever is wrong inside a well-formed request is an answer; anything else drops the
+connection.
 """
 
 from libc.errno cimport EAGAIN, EINTR, errno
@@ -348,11 +349,10 @@ cdef int64_t receive(Worker *worker, Connection *connection, bint *drained) noex
 cdef int serve(Worker *worker, Connection *connection) noexcept nogil:
     """Do what the connection is ready for; DROP if it has ended."""
     cdef int64_t filled, used
-    cdef int i
     cdef bint drained = False
     if connection.owed and flush(worker, connection) == DROP:
         return DROP
-    for i in range(MOST_ROUNDS):
+    for _ in range(MOST_ROUNDS):
         if connection.stalled and connection.blocked:
             return KEEP
         if connection.stalled:

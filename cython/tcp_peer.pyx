@@ -1,7 +1,7 @@
 """The data connections of one session, and one request with its answer over one of them.
 
-A connection carries one request at a time, so that whoever is interrupted in the middle can throw it away and nobody ever
-gets another's bytes. The GIL is released for the whole of an exchange.
+A connection carries one request at a time, so that whoever is interrupted in the middle can throw it away and nobody
+ever gets another's bytes. The GIL is released for the whole of an exchange.
 """
 
 from libc.errno cimport EAGAIN, errno
@@ -12,7 +12,7 @@ import threading
 
 from farpool.native.clock cimport now_ns
 from farpool.native.fork cimport forks
-from farpool.native.libsocket cimport MSG_DONTWAIT, MSG_PEEK, close, recv
+from farpool.native.libsocket cimport MSG_DONTWAIT, MSG_PEEK, close_fd, recv
 from farpool.native.stream cimport CLOSED, DONE, EXPIRED, advance, receive_all, receive_some, send_all, stream_init
 from farpool.native.tcp_wire cimport STATUS_OK, STATUS_REFUSED, STATUS_VERSION, WIRE_MAGIC
 
@@ -37,7 +37,7 @@ cdef class TcpChannel:
 
     cdef void close(self) noexcept:
         if self.stream.fd >= 0:
-            close(self.stream.fd)
+            close_fd(self.stream.fd)
             self.stream.fd = -1
 
     cdef bint ended(self) noexcept:
@@ -94,7 +94,7 @@ cdef class TcpPeer:
             self.version += 1
 
     cdef TcpChannel take(self, int64_t deadline):
-        """Borrow a connection for one exchange. Raises ``ServerLost``, ``DeadlineExceeded``, ``AuthenticationFailed``."""
+        """Borrow a connection. Raises ``ServerLost``, ``DeadlineExceeded``, ``AuthenticationFailed``."""
         cdef TcpChannel channel
         while True:
             if self.closed:
@@ -115,7 +115,9 @@ cdef class TcpPeer:
                 if not self.idle and self.opened >= self.limit:
                     left = (deadline - now_ns()) / 1e9
                     if left <= 0 or not self.free.wait(left):
-                        raise DeadlineExceeded(f"all {self.limit} data connections stayed busy until the deadline; raise timeout=")
+                        raise DeadlineExceeded(
+                            f"all {self.limit} data connections stayed busy until the deadline; raise timeout="
+                        )
 
     cdef TcpChannel connect(self, int64_t deadline):
         """Open a connection and say hello."""
@@ -128,16 +130,22 @@ cdef class TcpPeer:
         host, port = self.address
         left = (deadline - now_ns()) / 1e9
         if left <= 0:
-            raise DeadlineExceeded(f"the deadline passed before a data connection to {host}:{port} was open; raise timeout=")
+            raise DeadlineExceeded(
+                f"the deadline passed before a data connection to {host}:{port} was open; raise timeout="
+            )
         try:
             with socket.create_connection(self.address, timeout=left) as opened:
                 opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 opened.settimeout(None)
                 channel = TcpChannel(opened.detach(), version)
         except TimeoutError:
-            raise DeadlineExceeded(f"the data port {host}:{port} did not answer within {left:.3g} s; is it reachable from here?") from None
+            raise DeadlineExceeded(
+                f"the data port {host}:{port} did not answer within {left:.3g} s; is it reachable from here?"
+            ) from None
         except OSError as error:
-            raise ServerLost(f"no data connection to {host}:{port}: {error}; is the server running, and the port reachable?") from None
+            raise ServerLost(
+                f"no data connection to {host}:{port}: {error}; is the server running, and the port reachable?"
+            ) from None
         outgoing.iov_base = <char *> hello
         outgoing.iov_len = len(hello)
         incoming.iov_base = &answer
@@ -145,11 +153,16 @@ cdef class TcpPeer:
         with nogil:
             outcome = channel.exchange(&outgoing, 1, &incoming, 1, &answer, 0, deadline)
         if outcome == EXPIRED:
-            raise DeadlineExceeded(f"the data port {host}:{port} did not answer the hello in time; is the server stopped?")
+            raise DeadlineExceeded(
+                f"the data port {host}:{port} did not answer the hello in time; is the server stopped?"
+            )
         if outcome != DONE:
             raise ServerLost(f"the data port {host}:{port} closed the connection; see the server's log for the reason")
         if answer.status == STATUS_VERSION:
-            raise ProtocolError(f"the data port {host}:{port} speaks version {answer.detail} of the protocol; install matching versions")
+            raise ProtocolError(
+                f"the data port {host}:{port} speaks version {answer.detail} of the protocol; install matching "
+                "versions"
+            )
         if answer.status == STATUS_REFUSED:
             raise AuthenticationFailed(f"the data port {host}:{port} does not know this session (any more)")
         return channel

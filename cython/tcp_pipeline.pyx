@@ -4,18 +4,18 @@ Everything runs on the loop's thread, with the GIL. Requests of one turn of the 
 come in order, their bytes straight into the caller's buffer. One timer serves all deadlines.
 """
 
-from cpython.buffer cimport PyBuffer_Release
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport int64_t, uint8_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc
+from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memmove, memset
 
 from collections import deque
 
-from farpool.native.checks cimport as_addend, as_offset, as_word, get_source, get_target, raise_misaligned
+from farpool.native.checks cimport as_addend, as_offset, as_word, raise_misaligned
 from farpool.native.clock cimport now_ns, to_ns
-from farpool.native.libsocket cimport MSG_DONTWAIT, MSG_NOSIGNAL, close, iovec, msghdr, recvmsg, sendmsg
+from farpool.native.libsocket cimport MSG_DONTWAIT, MSG_NOSIGNAL, close_fd, iovec, msghdr, recvmsg, sendmsg
 from farpool.native.stream cimport advance
+from farpool.native.tcp_pending cimport Pending
 from farpool.native.tcp_region cimport TcpRegion
 from farpool.native.tcp_wire cimport (
     MOST_PARTS,
@@ -30,7 +30,6 @@ from farpool.native.tcp_wire cimport (
     STATUS_OK,
     WIRE_MAGIC,
     Answer,
-    Part,
     Request,
 )
 
@@ -39,88 +38,6 @@ from farpool.protocol.errors import DeadlineExceeded, InvalidArgument, ServerLos
 cdef enum:
     STAGE = 65536           # bytes received at most beside those that go straight to a buffer
     MOST_PIECES = 256       # iovecs in one system call
-
-
-cdef class Pending:
-    """One request in flight: what is still to be sent of it, and where its answer goes."""
-
-    cdef TcpRegion region
-    cdef object future
-    cdef Request request
-    cdef int64_t deadline
-    cdef Py_buffer *views           # held until the answer has come
-    cdef Py_ssize_t count
-    cdef Part *wire                 # the parts of a vector request
-    cdef iovec *pieces              # out: header, parts, payload; in: the buffers
-    cdef iovec *left                # first piece that is not done
-    cdef int pieces_left
-    cdef bint begun                 # a byte of it is out
-    cdef bint inward                # its answer carries bytes
-
-    def __dealloc__(self):
-        self.release()
-        free(self.views)
-        free(self.wire)
-        free(self.pieces)
-
-    cdef void release(self) noexcept:
-        """Give the buffers back; they are not touched after this."""
-        cdef Py_ssize_t i
-        for i in range(self.count):
-            PyBuffer_Release(&self.views[i])
-        self.count = 0
-
-    cdef int hold(self, list parts, bint vector) except -1:
-        """Borrow the buffers and check each range."""
-        cdef Py_ssize_t number = len(parts), start
-        cdef Py_buffer *view
-        self.views = <Py_buffer *> calloc(number or 1, sizeof(Py_buffer))
-        self.wire = <Part *> malloc((number or 1) * sizeof(Part))
-        self.pieces = <iovec *> malloc((number + 2) * sizeof(iovec))
-        if self.views == NULL or self.wire == NULL or self.pieces == NULL:
-            raise MemoryError
-        for offset, buffer in parts:
-            start = as_offset(offset)
-            view = &self.views[self.count]
-            if self.inward:
-                get_target(buffer, view)
-            else:
-                get_source(buffer, view)
-            self.wire[self.count].offset = start
-            self.wire[self.count].length = view.len
-            self.count += 1
-            self.region.check(start, view.len, not self.inward)
-            self.request.length += view.len
-        if number:
-            self.request.offset = self.wire[0].offset
-        self.request.operand = number if vector else 0
-        return 0
-
-    cdef void aim_out(self, bint vector) noexcept:
-        """Line up what is to be sent."""
-        cdef Py_ssize_t i
-        self.pieces[0].iov_base = &self.request
-        self.pieces[0].iov_len = sizeof(Request)
-        self.pieces_left = 1
-        if vector:
-            self.pieces[1].iov_base = self.wire
-            self.pieces[1].iov_len = self.count * sizeof(Part)
-            self.pieces_left = 2
-        if not self.inward:
-            for i in range(self.count):
-                self.pieces[self.pieces_left].iov_base = self.views[i].buf
-                self.pieces[self.pieces_left].iov_len = self.views[i].len
-                self.pieces_left += 1
-        self.left = self.pieces
-
-    cdef void aim_in(self) noexcept:
-        """Line up where the answer's bytes go; nowhere, if nobody waits for them any more."""
-        cdef Py_ssize_t i
-        for i in range(self.count):
-            self.pieces[i].iov_base = self.views[i].buf
-            self.pieces[i].iov_len = self.views[i].len
-        self.left = self.pieces
-        self.pieces_left = <int> self.count
 
 
 cdef class TcpPipeline:
@@ -154,7 +71,7 @@ cdef class TcpPipeline:
 
     def __dealloc__(self):
         if self.fd >= 0:
-            close(self.fd)
+            close_fd(self.fd)
         free(self.stage)
 
     @property
@@ -339,7 +256,7 @@ cdef class TcpPipeline:
         cdef msghdr message
         cdef ssize_t got
         cdef size_t direct = 0
-        cdef int count = 0, i
+        cdef int count = 0
         if self.fd < 0:
             return
         if self.incoming is not None and not self.incoming.future.done():
@@ -498,7 +415,7 @@ cdef class TcpPipeline:
             self.loop.remove_reader(fd)
             if self.watched:
                 self.loop.remove_writer(fd)
-            close(fd)
+            close_fd(fd)
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None

@@ -38,7 +38,7 @@ from farpool.native.libsocket cimport (
     SOL_SOCKET,
     TCP_NODELAY,
     accept4,
-    close,
+    close_fd,
     epoll_create1,
     epoll_ctl,
     epoll_event,
@@ -71,10 +71,10 @@ from farpool.native.tcp_connection cimport (
     report,
     serve,
 )
-from farpool.native.tcp_wire cimport OP_LAST, SECRET_BYTES
+from farpool.native.tcp_wire cimport SECRET_BYTES
 
 from farpool.native.tcp_wire import OPERATIONS
-from farpool.protocol.errors import InvalidArgument, PoolFull, ServerLost
+from farpool.protocol.errors import InvalidArgument, PoolFull
 
 cdef enum:
     MOST_READY = 64             # events taken from one epoll_wait
@@ -102,7 +102,7 @@ cdef void drop(Worker *worker, Connection *connection) noexcept nogil:
         connection.next.previous = connection.previous
     if not connection.known:
         worker.strangers -= 1
-    close(connection.fd)
+    close_fd(connection.fd)
     forget(connection)
     free(connection)
     add_count(&worker.shared.connections, -1)
@@ -130,7 +130,7 @@ cdef void adopt(Worker *worker, int fd, const char *peer) noexcept nogil:
     cdef epoll_event event
     cdef int on = 1
     if connection == NULL:
-        close(fd)
+        close_fd(fd)
         add_count(&worker.shared.connections, -1)
         return
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on))
@@ -177,8 +177,8 @@ cdef void accept_some(Worker *worker) noexcept nogil:
     cdef sockaddr_storage address
     cdef socklen_t length
     cdef char peer[PEER_BYTES]
-    cdef int fd, i
-    for i in range(MOST_ACCEPTS):
+    cdef int fd
+    for _ in range(MOST_ACCEPTS):
         length = sizeof(address)
         fd = accept4(worker.shared.listener, <sockaddr *> &address, &length, SOCK_NONBLOCK | SOCK_CLOEXEC)
         if fd < 0:
@@ -193,7 +193,7 @@ cdef void accept_some(Worker *worker) noexcept nogil:
         if add_count(&worker.shared.connections, 1) > worker.shared.connection_limit:
             add_count(&worker.shared.connections, -1)
             report(worker.shared, EVENT_LIMIT, peer, worker.shared.connection_limit)
-            close(fd)
+            close_fd(fd)
         else:
             adopt(worker, fd, peer)
 
@@ -288,14 +288,14 @@ cdef class TcpReactor:
         self.stop()
         for i in range(self.count):
             if self.workers[i].epoll > 0:
-                close(self.workers[i].epoll)
+                close_fd(self.workers[i].epoll)
             if self.workers[i].wake > 0:
-                close(self.workers[i].wake)
+                close_fd(self.workers[i].wake)
             free(self.workers[i].stage)
         free(self.workers)
         if self.shared != NULL:
             if self.shared.event_fd > 0:
-                close(self.shared.event_fd)
+                close_fd(self.shared.event_fd)
             pthread_mutex_destroy(&self.shared.events_lock)
             free(self.shared.sessions)
             free(self.shared)

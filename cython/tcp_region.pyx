@@ -1,7 +1,7 @@
 """A slab behind the server's tcp data plane, for synchronous callers.
 
-The fast path is one exchange without the GIL. Everything else (a lost connection, a restarted server, an expired session)
-goes through ``renew``, which asks the control plane, and ends at the operation's deadline.
+The fast path is one exchange without the GIL. Everything else (a lost connection, a restarted server, an expired
+session) goes through ``renew``, which asks the control plane, and ends at the operation's deadline.
 """
 
 from cpython.buffer cimport PyBuffer_Release
@@ -114,14 +114,17 @@ cdef class TcpRegion:
             if outcome == DONE and answer.status == STATUS_OK:
                 return answer.detail
             if outcome == EXPIRED:
+                host, port = self.peer.address
                 raise DeadlineExceeded(
-                    f"slab {self.label}: no answer from {self.peer.address[0]}:{self.peer.address[1]} within the deadline; "
+                    f"slab {self.label}: no answer from {host}:{port} within the deadline; "
                     + ("raise timeout=" if again else "whether the change took effect is unknown")
                 )
             if outcome == DONE and not (answer.status == STATUS_STALE and attempts == 1):
                 self.judge(request, &answer, expected if again else request.length)
             if outcome != DONE and not again:
-                raise ServerLost(f"slab {self.label}: the connection was lost; whether the change took effect is unknown")
+                raise ServerLost(
+                    f"slab {self.label}: the connection was lost; whether the change took effect is unknown"
+                )
             self.renew_until(deadline, attempts)
 
     cdef int attempt(self, Request *request, iovec *outgoing, int out_count, iovec *incoming, int in_count,
@@ -167,7 +170,9 @@ cdef class TcpRegion:
             raise_out_of_bounds(request.offset, nbytes, answer.detail, self.label)
         if answer.status == STATUS_READ_ONLY:
             raise_read_only(self.label)
-        raise ProtocolError(f"slab {self.label}: the server refused a request with status {answer.status}; please report it")
+        raise ProtocolError(
+            f"slab {self.label}: the server refused a request with status {answer.status}; please report it"
+        )
 
     cdef int renew_until(self, int64_t deadline, int attempts) except -1:
         """Attach again through the control plane, and rest a little between attempts that lead nowhere."""
@@ -377,7 +382,10 @@ cdef class TcpRegion:
     def view(self, offset=0, nbytes=None):
         """Raise ``NotMappable``: these bytes are behind a socket."""
         self.check_span(offset, nbytes)
-        raise NotMappable(f"slab {self.label} is attached over tcp and has no local memory; use read_into, or connect with transport=\"cxl\" on the server's host")
+        raise NotMappable(
+            f"slab {self.label} is attached over tcp and has no local memory; use read_into, or connect with "
+            "transport=\"cxl\" on the server's host"
+        )
 
     def close(self):
         """Let go of the slab. A second call does nothing; later operations raise ``StaleSlab``."""

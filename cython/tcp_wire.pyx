@@ -1,4 +1,4 @@
-"""The tcp data plane's wire format for Python: documentation, tests and fuzzing. The data plane uses ``tcp_wire.pxd``."""
+"""The tcp data plane's wire format for Python: for tests, fuzzing and third parties; we use ``tcp_wire.pxd``."""
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.string cimport memcpy

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from farpool.protocol.errors import InvalidArgument
 
-__all__ = ["DEFAULT_PORT", "Address", "default_socket_path", "parse_address", "parse_host_port"]
+__all__ = ["DEFAULT_PORT", "Address", "default_socket_path", "fill_host", "parse_address", "parse_host_port"]
 
 DEFAULT_PORT = 7700
 MAX_SOCKET_PATH_BYTES = 107
@@ -68,6 +69,16 @@ def validate_socket_path(path: str) -> str:
             f"the socket path {path!r} is over {MAX_SOCKET_PATH_BYTES} bytes, the kernel's limit; choose a shorter one"
         )
     return path
+
+
+def fill_host(params: Mapping[str, Any], address: Address) -> dict[str, Any]:
+    """Return a transport's *params* with the host filled in that the control plane was reached at.
+
+    A server that listens everywhere cannot know by which of its names a client sees it, so it offers an empty host.
+    """
+    if params.get("host") != "":
+        return dict(params)
+    return {**params, "host": address.host or "127.0.0.1"}
 
 
 def parse_host_port(text: str, *, what: str = "address") -> tuple[str, int]:

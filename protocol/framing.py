@@ -7,9 +7,10 @@ decoding, so that a stranger's bytes cost at most one frame of memory.
 from __future__ import annotations
 
 import struct
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TypeGuard
 
-import msgpack
+import msgpack as _untyped_msgpack  # type: ignore[import-untyped]  # it ships no types
 
 from farpool.protocol.errors import ProtocolError
 
@@ -23,6 +24,10 @@ MAX_ITEMS: Final = 64 << 10
 MAX_DEPTH: Final = 16
 """Deepest nesting of arrays and maps; no message of ours passes 6. (msgpack itself stops at 1,024.)"""
 
+_msgpack: Any = _untyped_msgpack
+_pack: Callable[[object], bytes] = _msgpack.packb
+_unpack: Callable[..., object] = _msgpack.unpackb
+
 _LENGTH = struct.Struct("<I")
 LENGTH_BYTES: Final = _LENGTH.size
 
@@ -34,7 +39,7 @@ def encode_frame(message: list[Any]) -> bytes:
         ProtocolError: the message holds what msgpack cannot say, or is longer than a frame may be.
     """
     try:
-        payload: bytes = msgpack.packb(message)
+        payload = _pack(message)
     except (TypeError, ValueError, OverflowError) as error:
         raise ProtocolError(f"cannot encode a control message: {error}") from error
     if len(payload) > MAX_FRAME_BYTES:
@@ -51,7 +56,7 @@ def decode_payload(payload: bytes | memoryview) -> list[Any]:
         ProtocolError: not one msgpack array, or over a limit.
     """
     try:
-        message = msgpack.unpackb(
+        message = _unpack(
             payload,
             strict_map_key=True,
             max_str_len=MAX_STRING_BYTES,
@@ -60,23 +65,30 @@ def decode_payload(payload: bytes | memoryview) -> list[Any]:
             max_map_len=MAX_ITEMS,
             max_ext_len=0,
         )
-    except (ValueError, msgpack.UnpackException, RecursionError) as error:
+    except (ValueError, _msgpack.UnpackException, RecursionError) as error:
         raise ProtocolError(f"a control frame is not valid msgpack: {type(error).__name__}: {error}") from None
-    if not isinstance(message, list):
+    if not _is_list(message):
         raise ProtocolError(f"a control frame holds {type(message).__name__}, not an array")
     _check_depth(message, MAX_DEPTH)
     return message
 
 
-def _check_depth(value: object, left: int) -> None:
+def _is_list(value: object) -> TypeGuard[list[Any]]:
+    return isinstance(value, list)
+
+
+def _is_map(value: object) -> TypeGuard[dict[Any, Any]]:
+    return isinstance(value, dict)
+
+
+def _check_depth(items: Iterable[Any], left: int) -> None:
     if left < 0:
         raise ProtocolError(f"a control frame nests deeper than {MAX_DEPTH} levels")
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list):
-        for item in value:
-            if isinstance(item, (list, dict)):
-                _check_depth(item, left - 1)
+    for item in items:
+        if _is_list(item):
+            _check_depth(item, left - 1)
+        elif _is_map(item):
+            _check_depth(item.values(), left - 1)
 
 
 class FrameDecoder:
@@ -110,7 +122,7 @@ class FrameDecoder:
             (length,) = _LENGTH.unpack_from(buffer, start)
             if length > self._limit:
                 raise ProtocolError(
-                    f"a frame announces {length} bytes, the limit is {self._limit}: this is not Farpool's control protocol"
+                    f"a frame announces {length} bytes, the limit is {self._limit}: is this Farpool's protocol?"
                 )
             end = start + LENGTH_BYTES + length
             if len(buffer) < end:

@@ -93,7 +93,7 @@ class SlabInfo(msgspec.Struct, frozen=True, kw_only=True):
     expires_in: float | None = None
     """Seconds until a leased slab ends unless its owner renews it; None for other leases."""
     state: str = "live"
-    """``live``, ``orphaned`` (its owner's session is in its grace) or ``reclaiming`` (freed, still mapped somewhere)."""
+    """``live``, ``orphaned`` (its owner's session is in its grace) or ``reclaiming`` (freed, still mapped)."""
     attached: int = 0
     """Sessions that have it attached now."""
 
@@ -324,7 +324,7 @@ def request_id_of(message: list[Any]) -> int:
     Raises:
         ProtocolError: not a request, or its id is no unsigned 64-bit number.
     """
-    if len(message) != 4 or message[0] != REQUEST or isinstance(message[0], bool):
+    if len(message) != 4 or message[0] is False or message[0] != REQUEST:
         raise ProtocolError("a client may send requests only: [0, id, operation, {fields}]")
     request_id = message[1]
     if not isinstance(request_id, int) or isinstance(request_id, bool) or not 0 <= request_id < 1 << 64:

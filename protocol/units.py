@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
 import unicodedata
+from typing import SupportsIndex, cast
 
 from farpool.protocol.errors import InvalidArgument
 
@@ -46,12 +48,12 @@ def parse_size(value: object, *, what: str = "size") -> int:
     elif isinstance(value, bool) or not hasattr(value, "__index__"):
         raise InvalidArgument(f'{what} must be bytes as an int or a string like "64MiB", not {value!r}')
     else:
-        nbytes = value.__index__()  # type: ignore[attr-defined]
+        nbytes = operator.index(cast("SupportsIndex", value))
     if nbytes <= 0:
         raise InvalidArgument(f"{what} must be at least 1 byte, not {value!r}", asked=max(nbytes, -MAX_SLAB_BYTES))
     if nbytes >= MAX_SLAB_BYTES:
         raise InvalidArgument(f"{what} {value!r} is over the limit of 2**62 bytes")
-    return int(nbytes)
+    return nbytes
 
 
 def _parse_size_text(text: str, what: str) -> int:
@@ -59,7 +61,7 @@ def _parse_size_text(text: str, what: str) -> int:
     scale = _UNITS.get(match[2].upper()) if match else None
     if match is None or scale is None:
         raise InvalidArgument(
-            f'{what} {text!r} is not a size; write bytes or a binary unit: "4096", "64KiB", "1.5GiB" (units B, KiB, MiB, GiB, TiB, PiB)'
+            f'{what} {text!r} is not a size; write bytes or a number with a unit: B, KiB, MiB, GiB, TiB, PiB: "64KiB"'
         )
     if "." not in match[1]:
         return int(match[1]) * scale

@@ -238,7 +238,7 @@ class Region(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the slab; ``RegionInUse`` while views live. A second call does nothing. Later calls raise ``StaleSlab``."""
+        """Let go of the slab; ``RegionInUse`` while views live. Idempotent; later operations raise ``StaleSlab``."""
         ...
 
 

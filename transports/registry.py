@@ -34,7 +34,7 @@ def find_transport(name: str) -> Transport:
         )
     try:
         transport = entries[0].load()
-    except Exception as error:  # noqa: BLE001  a third party's import may fail in any way
+    except Exception as error:  # a third party's import may fail in any way
         raise TransportUnavailable(f'transport "{name}" ({entries[0].value}) cannot be imported: {error}') from error
     if not isinstance(transport, Transport) or transport.name != name:
         raise TransportUnavailable(f'the entry point {entries[0].value} of transport "{name}" is no farpool Transport')

@@ -58,7 +58,8 @@ class CxlServer:
         self._context.loop.remove_reader(self._listener.fileno())
         self._listener.close()
         self._listener = None
-        Path(self._path).unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)  # noqa: PTH108  no await in between
         for connection in list(self._connections):
             self._drop(connection)
 
@@ -149,7 +150,7 @@ class CxlServer:
                 return descriptors.OK, os.open(self._context.generations_path, os.O_RDONLY | os.O_CLOEXEC)
             slab, modes = self._grants.get(request.slab, {}).get(request.session, (None, set[Mode]()))
             mode: Mode = "rw" if request.writable else "r"
-            if slab is None or slab.generation != request.generation or mode not in modes:
+            if slab is None or slab.generation != request.generation or not modes & {mode, "rw"}:
                 return descriptors.STALE, None
             return descriptors.OK, slab.open_descriptor(mode)
         except OSError as error:
@@ -181,7 +182,7 @@ class CxlServer:
             self._grants.pop(slab.id, None)
 
     def revoke(self, slab: ServedSlab) -> None:
-        """Forget every grant of the slab. Accesses of clients fail by the generation word that the server has changed."""
+        """Forget every grant of the slab. Accesses fail by the generation word that the server has changed."""
         self._grants.pop(slab.id, None)
 
     def end_session(self, session_id: int) -> None:

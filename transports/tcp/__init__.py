@@ -8,13 +8,13 @@ __all__ = ["TRANSPORT"]
 
 
 def _server() -> ServerTransport:
-    from farpool.transports.tcp.server import TcpServer
+    from farpool.transports.tcp.server import TcpServer  # noqa: PLC0415  naming a transport loads nothing of it
 
     return TcpServer()
 
 
 def _client() -> ClientTransport:
-    from farpool.transports.tcp.client import TcpClient
+    from farpool.transports.tcp.client import TcpClient  # noqa: PLC0415  naming a transport loads nothing of it
 
     return TcpClient()
 

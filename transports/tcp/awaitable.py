@@ -98,6 +98,14 @@ async def _connect(loop: asyncio.AbstractEventLoop, host: str, port: int, hello:
     return opened
 
 
+def _batch(region: TcpRegion, parts: list[tuple[int, Buffer]], *, writes: bool) -> Submit:
+    def submit(pipeline: TcpPipeline, deadline: float) -> asyncio.Future[int]:
+        move = pipeline.writev if writes else pipeline.readv
+        return move(region, parts, deadline)
+
+    return submit
+
+
 class AwaitableTcpRegion:
     """The awaitable twin of one region; it shares the region's handle, checks and errors."""
 
@@ -166,15 +174,8 @@ class AwaitableTcpRegion:
         region.check_parts(parts, writes)
         total = 0
         for start in range(0, len(parts), MAX_PARTS):
-            some = parts[start : start + MAX_PARTS]
-            if writes:
-                total += await self._run(
-                    lambda line, until, some=some: line.writev(region, some, until), end - time.monotonic(), again=False
-                )
-            else:
-                total += await self._run(
-                    lambda line, until, some=some: line.readv(region, some, until), end - time.monotonic(), again=True
-                )
+            submit = _batch(region, parts[start : start + MAX_PARTS], writes=writes)
+            total += await self._run(submit, end - time.monotonic(), again=not writes)
         return total
 
     async def load(self, offset: int, timeout: float | None = None) -> int:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from farpool.native.tcp_peer import TcpPeer
 from farpool.native.tcp_region import TcpRegion
 from farpool.protocol.messages import Offer
 from farpool.transports.contract import AwaitableRegion, Probe, Region, Ticket
-
-if TYPE_CHECKING:
-    from farpool.transports.tcp.awaitable import AwaitableConnection
+from farpool.transports.tcp.awaitable import AwaitableConnection, AwaitableTcpRegion
 
 __all__ = ["TcpClient"]
 
@@ -62,8 +60,6 @@ class TcpClient:
 
     def awaitable(self, region: Region, ticket: Ticket) -> AwaitableRegion:
         """Return the twin of *region* over the running loop's own pipelined connection."""
-        from farpool.transports.tcp.awaitable import AwaitableConnection, AwaitableTcpRegion
-
         assert isinstance(region, TcpRegion)
         loop = asyncio.get_running_loop()
         connection = self._loops.get(loop)
