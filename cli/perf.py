@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+import farpool
 from farpool.cli.options import AsJson, Url, parse_seconds, split_names
-
-if TYPE_CHECKING:
-    from farpool.perf.rows import Row
+from farpool.cli.output import print_record, warn
+from farpool.cli.screens import console
+from farpool.perf import quick as harness
+from farpool.perf.environment import fingerprint
+from farpool.perf.table import render
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Measure a pool beside the machine's own limits.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="Measure a pool beside the machine's own limits.",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 
 
 @app.callback()
@@ -42,9 +50,6 @@ def quick(
     ] = 0.25,
 ) -> None:
     """Measure the usual operations and sizes; without --url a server is started for it."""
-    from farpool.cli.output import warn
-    from farpool.perf.environment import fingerprint
-
     names = split_names(transports)
     if not names:
         raise typer.BadParameter("--transports names no transport; write for example cxl,tcp")
@@ -59,8 +64,6 @@ def quick(
 @contextmanager
 def _pool_at(url: str | None) -> Generator[str]:
     """Yield the pool's address; that of an embedded server if there is none."""
-    import farpool
-
     if url is not None:
         yield url
         return
@@ -69,19 +72,11 @@ def _pool_at(url: str | None) -> Generator[str]:
 
 
 def _print_rows(url: str, names: tuple[str, ...], seconds: float) -> None:
-    from farpool.cli.output import print_record
-    from farpool.perf import quick as harness
-
     for row in harness.run(url, names, seconds):
         print_record(row.as_record())
 
 
 def _draw_table(url: str, names: tuple[str, ...], seconds: float) -> None:
-    from farpool.cli.screens import console
-    from farpool.perf import quick as harness
-    from farpool.perf import table
-
-    rows: list[Row] = []
     with console(stderr=True).status("measuring") as status:
-        rows.extend(harness.run(url, names, seconds, lambda text: status.update(f"measuring {text}")))
-    console().print(table.render(rows))
+        rows = list(harness.run(url, names, seconds, lambda text: status.update(f"measuring {text}")))
+    console().print(render(rows))
