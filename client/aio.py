@@ -5,8 +5,6 @@ don't: a slab's data methods are those of the transport's awaitable region, in t
 cancelled call makes after its caller has gone is given back.
 """
 
-# ruff: noqa: ASYNC109  every call of the public API takes timeout=, and keeps it over asyncio's own
-
 from __future__ import annotations
 
 import asyncio
@@ -92,9 +90,7 @@ class Pool(PoolHandle):
 
     _label = "farpool.aio.Pool"
 
-    def __init__(
-        self, session: Session, selection: Selection, timeout: float, threads: ThreadPoolExecutor
-    ) -> None:
+    def __init__(self, session: Session, selection: Selection, timeout: float, threads: ThreadPoolExecutor) -> None:
         super().__init__(session, selection, timeout)
         self._threads = threads
         self._ending: Future[None] | None = None
@@ -157,9 +153,7 @@ class Pool(PoolHandle):
         if session is None or session.closed or session.forked or getattr(self, "_ending", self) is not None:
             return
         try:
-            warnings.warn(
-                f"{self!r} was never closed; use async with", ResourceWarning, source=self, stacklevel=2
-            )
+            warnings.warn(f"{self!r} was never closed; use async with", ResourceWarning, source=self, stacklevel=2)
         finally:
             self._threads.shutdown(wait=False)
             self._end(patience=0.0)
@@ -179,9 +173,7 @@ class Pool(PoolHandle):
         if self._ending is None:
             self._threads.submit(self._session.flush)
 
-    async def _run(
-        self, undo: Callable[[T], None], function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
+    async def _run(self, undo: Callable[[T], None], function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         self._session.check()
         if self._ending is not None:
             raise InvalidArgument("this pool is closed; connect again")

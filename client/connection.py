@@ -126,9 +126,7 @@ class Connection:
     def _send(self, frame: bytes, deadline: float) -> None:
         try:
             if not self._sending.acquire(timeout=seconds_left(deadline)):
-                raise DeadlineExceeded(
-                    "the server reads nothing: earlier requests are still waiting to be sent"
-                )
+                raise DeadlineExceeded("the server reads nothing: earlier requests are still waiting to be sent")
             self._send_after_parting(frame, deadline)
         finally:
             try:  # noqa: SIM105  a call in between would be a gap for Ctrl-C
@@ -251,9 +249,7 @@ class Connection:
             case [messages.ERROR, int(call_id), str(kind), str(text), details]:
                 self._answer(call_id, None, from_wire(kind, text, _as_map(details)))
             case _:
-                raise ProtocolError(
-                    "the server sent what is neither a reply nor an event; is it a Farpool server?"
-                )
+                raise ProtocolError("the server sent what is neither a reply nor an event; is it a Farpool server?")
 
     def _answer(self, call_id: int, fields: object, error: FarpoolError | None) -> None:
         call = self._calls.get(call_id)

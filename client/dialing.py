@@ -62,9 +62,7 @@ def dial(address: Address, deadline: float) -> int:
     try:
         if address.path:
             return _dial_unix(address.path, deadline)
-        with socket.create_connection(
-            (address.host, address.port), max(seconds_left(deadline), 0.001)
-        ) as peer:
+        with socket.create_connection((address.host, address.port), max(seconds_left(deadline), 0.001)) as peer:
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             peer.settimeout(None)
             return peer.detach()
@@ -74,9 +72,7 @@ def dial(address: Address, deadline: float) -> int:
             "run as the server's user, or let the server widen its socket mode"
         ) from error
     except TimeoutError as error:
-        raise DeadlineExceeded(
-            f"{address} has not answered in time; is the host up, and the port open?"
-        ) from error
+        raise DeadlineExceeded(f"{address} has not answered in time; is the host up, and the port open?") from error
 
 
 def _dial_unix(path: str, deadline: float) -> int:

@@ -78,9 +78,7 @@ class PoolHandle:
         state = "closed" if self.closed else "open"
         return f"<{self._label} {self.url} over {self.transport}, {state}>"
 
-    def _allocate(
-        self, nbytes: int | str, name: str | None, lease: Lease, timeout: float | None
-    ) -> Attachment:
+    def _allocate(self, nbytes: int | str, name: str | None, lease: Lease, timeout: float | None) -> Attachment:
         request = Allocate(
             nbytes=parse_size(nbytes),
             name=None if name is None else validate_name(name),
@@ -101,13 +99,9 @@ class PoolHandle:
             request = Open(id=slab, mode=wanted, transport=self.transport)
         return self._attachments.open(request, wanted, self._deadline(timeout))
 
-    def _allocate_many(
-        self, sizes: Iterable[int | str], lease: Lease, timeout: float | None
-    ) -> list[Attachment]:
+    def _allocate_many(self, sizes: Iterable[int | str], lease: Lease, timeout: float | None) -> list[Attachment]:
         parsed = parse_lease(lease)
-        requests = [
-            Allocate(nbytes=parse_size(nbytes), lease=parsed, transport=self.transport) for nbytes in sizes
-        ]
+        requests = [Allocate(nbytes=parse_size(nbytes), lease=parsed, transport=self.transport) for nbytes in sizes]
         return self._attachments.allocate_many(requests, self._deadline(timeout))
 
     def _free_many(self, attachments: Sequence[Attachment], timeout: float | None) -> None:
@@ -219,9 +213,7 @@ class Pool(PoolHandle):
         if session is None or session.closed or session.forked:
             return
         try:
-            warnings.warn(
-                f"{self!r} was never closed; use a with block", ResourceWarning, source=self, stacklevel=2
-            )
+            warnings.warn(f"{self!r} was never closed; use a with block", ResourceWarning, source=self, stacklevel=2)
         finally:
             self._end(patience=0.0)
 

@@ -59,6 +59,9 @@ LONGEST_PAUSE: Final = 0.250
 GOODBYE_SECONDS: Final = 1.0
 """How long the end of a session waits for the server to confirm it."""
 
+LEAST_SECONDS: Final = 0.1
+"""How long a Goodbye may take to leave, however little time there is."""
+
 WINDOW: Final = 128
 """Requests of one batch that are out at once: their replies are far less than the server buffers for us."""
 
@@ -118,9 +121,7 @@ class Session:
     def check(self) -> None:
         """Raise ``ForkedSession`` in a forked child, ``InvalidArgument`` after ``close``."""
         if fork_count() != self._forks:
-            raise ForkedSession(
-                "this pool was connected by the parent process; call farpool.connect() in the child"
-            )
+            raise ForkedSession("this pool was connected by the parent process; call farpool.connect() in the child")
         if self._closed:
             raise InvalidArgument("this pool is closed; call farpool.connect() again")
 
@@ -186,9 +187,7 @@ class Session:
                     results.append(error)
         return results
 
-    def _begin_one(
-        self, request: Request, deadline: float, late: Late | None
-    ) -> tuple[Connection, Call] | None:
+    def _begin_one(self, request: Request, deadline: float, late: Late | None) -> tuple[Connection, Call] | None:
         connection = self._usable_connection(deadline)
         try:
             return connection, connection.begin(request, deadline, late)
@@ -235,9 +234,7 @@ class Session:
             return connection
         try:
             if not self._connecting.acquire(timeout=seconds_left(deadline)):
-                raise ServerLost(
-                    "the server has gone, and another thread could not reach it in time; nothing was sent"
-                )
+                raise ServerLost("the server has gone, and another thread could not reach it in time; nothing was sent")
             return self._replace_connection(deadline)
         finally:
             try:  # noqa: SIM105  a call in between would be a gap for Ctrl-C
@@ -326,7 +323,8 @@ class Session:
             if connection.usable:
                 deadline = time.monotonic() + timeout
                 connection.settle(deadline)
-                connection.finish(connection.begin(Goodbye(), deadline), Done, deadline)
+                call = connection.begin(Goodbye(), max(deadline, time.monotonic() + LEAST_SECONDS))
+                connection.finish(call, Done, deadline)
         except FarpoolError:
             pass  # the server sees the connection end
         finally:

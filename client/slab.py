@@ -16,7 +16,6 @@ from farpool.protocol.units import Lease, parse_size
 from farpool.transports.contract import Mode
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import DTypeLike, NDArray
 
 __all__ = ["DATA_METHODS", "Slab", "SlabHandle"]
@@ -106,9 +105,7 @@ class SlabHandle:
         """What the server said of the slab when it was attached."""
         return self.attachment.info
 
-    def array(
-        self, dtype: DTypeLike, shape: SupportsIndex | Iterable[SupportsIndex], offset: int = 0
-    ) -> NDArray[Any]:
+    def array(self, dtype: DTypeLike, shape: SupportsIndex | Iterable[SupportsIndex], offset: int = 0) -> NDArray[Any]:
         """Return the slab's own memory as a numpy array, read-only in mode ``"r"``.
 
         The array keeps the memory mapped for as long as it lives; ``close`` and ``free`` refuse until it is
@@ -134,8 +131,11 @@ class SlabHandle:
                 asked=nbytes,
                 nbytes=self.nbytes,
             )
-        array: np.ndarray[Any, Any] = np.ndarray(lengths, kind, buffer=self.view(offset, nbytes))
-        return array
+        view = self.view(offset, nbytes)
+        if not nbytes:
+            return np.ndarray(lengths, kind)
+        # Not ndarray(buffer=view): that takes the memory from the view, and doesn't keep the view alive.
+        return np.frombuffer(view, kind).reshape(lengths)
 
     def map(self, *, cache: int | str = "16MiB") -> memoryview:
         """Return the slab as local memory; over cxl it is the slab's own, and *cache* is not needed.

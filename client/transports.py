@@ -101,9 +101,7 @@ def _select_fastest(offers: Sequence[Offer], find: Find) -> Selection:
 def _probe(transport: Transport, offer: Offer) -> tuple[ClientTransport | None, Probe]:
     """Return the client half if it is usable, and what its probe says."""
     if not offer.available:
-        return None, Probe(
-            usable=False, reason=offer.reason or "the server cannot use it, and gives no reason"
-        )
+        return None, Probe(usable=False, reason=offer.reason or "the server cannot use it, and gives no reason")
     try:
         client = transport.client()
     except Exception as error:  # noqa: BLE001  a third party's code may fail in any way

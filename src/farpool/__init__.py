@@ -33,6 +33,7 @@ from farpool.protocol.errors import (
     SlabNotFound,
     StaleSlab,
     TransportUnavailable,
+    UnsuitableBuffer,
 )
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ __all__ = [
     "SlabNotFound",
     "StaleSlab",
     "TransportUnavailable",
+    "UnsuitableBuffer",
     "__version__",
     "aio",
     "connect",
