@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
 import farpool
 from farpool import InvalidArgument, NotMappable, Pool, Slab, TransportUnavailable
 from farpool.perf.limit_contenders import MappingLimits, NoLimits, SocketLimits
+from farpool.perf.placement import apart_from, cpus_of
 from farpool.perf.raw_socket import RawSocket
 from farpool.perf.rounds import Speed, alternate
 from farpool.perf.rows import Row, unavailable
@@ -35,7 +36,7 @@ def run(
     transports: Sequence[str] = TRANSPORTS,
     seconds: float = 0.25,
     progress: Progress | None = None,
-) -> Iterator[Row]:
+) -> Generator[Row]:
     """Measure the pool at *url*; yield each row as it is done. ``progress`` is told what is measured next.
 
     *seconds* bounds each measurement, once for us and once for its limit. A transport that cannot be used
@@ -50,19 +51,23 @@ def run(
         raise InvalidArgument(f"a measurement takes over 0 and at most {MOST_SECONDS:.0f} s, not {seconds!r}")
     tell = progress or _tell_nobody
     tell(f"{CONTROL}: allocate+free")
-    with farpool.connect(url) as pool:
+    with farpool.connect(url) as pool, apart_from(pool.stat().pid):
         yield _measure(pool, CONTROL, allocation_workload(pool), seconds)
-    for transport in transports:
-        tell(transport)
-        try:
-            pool = farpool.connect(url, transport=transport)
-        except (TransportUnavailable, InvalidArgument) as error:
-            yield unavailable(transport, error.message)
-            continue
-        with pool:
-            for workload in _workloads(pool):
-                tell(f"{transport}: {workload}")
-                yield _measure(pool, transport, workload, seconds)
+        for transport in transports:
+            yield from _measure_transport(url, transport, seconds, tell)
+
+
+def _measure_transport(url: str | None, transport: str, seconds: float, tell: Progress) -> Iterator[Row]:
+    tell(transport)
+    try:
+        pool = farpool.connect(url, transport=transport)
+    except (TransportUnavailable, InvalidArgument) as error:
+        yield unavailable(transport, error.message)
+        return
+    with pool:
+        for workload in _workloads(pool):
+            tell(f"{transport}: {workload}")
+            yield _measure(pool, transport, workload, seconds)
 
 
 def _tell_nobody(text: str) -> None:
@@ -78,7 +83,7 @@ def _workloads(pool: Pool) -> Iterator[Workload]:
         yield numpy_workload(slab, memory)
         yield from data_workloads(slab, MappingLimits(memory))
     elif pool.transport in SOCKETS and _is_on_this_host(pool.url):
-        with RawSocket() as raw:
+        with RawSocket(cpus_of(pool.stat().pid)) as raw:
             yield from data_workloads(slab, SocketLimits(raw))
     else:
         yield from data_workloads(slab, NoLimits())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Final, Self
 
@@ -28,10 +30,11 @@ Plan = tuple[int, int]
 class RawSocket:
     """A process that answers requests over a loopback TCP connection, and one connection to it at a time.
 
-    Used by one thread. Raises ``ServerLost`` or ``DeadlineExceeded`` if that process dies or stops.
+    *cpus* are where that process may run; without them, where we may. Used by one thread. Raises
+    ``ServerLost`` or ``DeadlineExceeded`` if that process dies or stops.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cpus: Iterable[int] | None = None) -> None:
         # A session of its own keeps Ctrl-C with us; the process ends with its stdin.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "farpool.perf.limit_server"],
@@ -42,6 +45,8 @@ class RawSocket:
         self._connection: socket.socket | None = None
         self._plan: Plan | None = None
         try:
+            if cpus is not None:
+                os.sched_setaffinity(self._process.pid, cpus)
             self.port = self._read_port()
         except BaseException:
             self.close()
@@ -89,9 +94,7 @@ class RawSocket:
         stdout = self._process.stdout
         assert stdout is not None
         if not select.select([stdout], [], [], START_SECONDS)[0]:
-            raise DeadlineExceeded(
-                f"the process of the raw ping-pong did not start within {START_SECONDS:.0f} s"
-            )
+            raise DeadlineExceeded(f"the process of the raw ping-pong did not start within {START_SECONDS:.0f} s")
         line = stdout.readline()
         if not line:
             raise ServerLost("the process of the raw ping-pong ended before it listened; its stderr says why")

@@ -27,7 +27,7 @@ class Row:
     p99_us: float | None = None
     ops_s: float | None = None
     gb_s: float | None = None
-    """1 GB is 1e9 bytes; None where no slab's bytes move."""
+    """1 GB is 1e9 bytes; None for allocations and single words."""
     limit: float | None = None
     """What the limit reached, in ``limit_unit``; None if there is none to run here."""
     ratio: float | None = None
@@ -44,8 +44,7 @@ class Row:
     def as_record(self) -> dict[str, Any]:
         """Return the row's fields as JSON takes them, floats to five digits."""
         return {
-            name: float(f"{value:.5g}") if isinstance(value, float) else value
-            for name, value in asdict(self).items()
+            name: float(f"{value:.5g}") if isinstance(value, float) else value for name, value in asdict(self).items()
         }
 
 

@@ -32,7 +32,7 @@ def render(rows: Iterable[Row]) -> Table:
     whole.add_row(_measured([row for row in kept if not row.reason]))
     for row in kept:
         if row.reason:
-            whole.add_row(Text.assemble((f"{row.transport:<9}", "bold"), f"not measured here: {row.reason}"))
+            whole.add_row(Text.assemble((f"{row.transport:<10}", "bold"), f"not measured here: {row.reason}"))
     whole.add_row("")
     for note in _notes(kept):
         whole.add_row(Text(note, style="dim"))
@@ -98,7 +98,9 @@ def _number(value: float | None) -> str:
         return ""
     if value >= 100:
         return f"{value:.0f}"
-    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    if value >= 10:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"
 
 
 def _count(value: float | None) -> str:

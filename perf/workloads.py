@@ -36,6 +36,7 @@ class Workload:
     limit: Limit
     batch: int = 1
     moves_bytes: bool = True
+    """Whether GB/s say anything; they don't of allocations and single words."""
 
     @property
     def call_nbytes(self) -> int:
@@ -66,8 +67,9 @@ def data_workloads(slab: Slab, limits: Limits) -> Iterator[Workload]:
     limit = limits.read(offsets, buffer, BATCH_NBYTES)
     yield Workload("readv", BATCH_NBYTES, _batches(slab, buffer, offsets), limit, BATCH)
     offsets = places(WORD_NBYTES)
-    yield Workload("fetch_add", WORD_NBYTES, _additions(slab, offsets), limits.add(offsets))
-    yield Workload("load", WORD_NBYTES, _loads(slab, offsets), limits.load(offsets))
+    ours, limit = _additions(slab, offsets), limits.add(offsets)
+    yield Workload("fetch_add", WORD_NBYTES, ours, limit, moves_bytes=False)
+    yield Workload("load", WORD_NBYTES, _loads(slab, offsets), limits.load(offsets), moves_bytes=False)
 
 
 def numpy_workload(slab: Slab, memory: memoryview) -> Workload:
