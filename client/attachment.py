@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import count
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from farpool.client.session import Session
 from farpool.protocol.addresses import fill_host
@@ -38,9 +38,9 @@ def parse_mode(mode: object) -> Mode:
 
 
 class Attachment:
-    """One attached slab. Thread-safe. Dropping it without ``close`` lets go as well."""
+    """One attached slab. Thread-safe. Its slab is let go as well when its region is dropped without ``close``."""
 
-    __slots__ = ("__weakref__", "_gone", "_owner", "info", "mode", "region", "serial", "ticket")
+    __slots__ = ("_gone", "_owner", "info", "mode", "region", "serial", "ticket")
 
     def __init__(self, owner: Attachments, info: SlabInfo, mode: Mode, ticket: Ticket, region: Region) -> None:
         self._owner = owner
@@ -89,14 +89,12 @@ class Attachment:
         self._owner.session.part(_free_request(self.key))
         self._owner.session.flush()
 
-    def __del__(self) -> None:
-        # No lock may be taken here: the collector runs in any thread, with any lock held.
-        if not getattr(self, "_gone", True) and not self._owner.session.forked:
-            try:
-                self.region.close()
-            except FarpoolError:
-                return  # an array made from it lives on, and so does the mapping
-            self._owner.dropped.append((self.key, self.serial))
+
+class Held(NamedTuple):
+    """What is attached, for as long as anyone holds its region: a slab, one of its methods, an array."""
+
+    mode: Mode
+    region: weakref.ref[Region]
 
 
 class Attachments:
@@ -106,13 +104,13 @@ class Attachments:
         self.session = session
         self.transport = transport
         self.dropped: deque[tuple[Key, int]] = deque()
-        """Attachments that the collector took; dealt with before the next request."""
+        """Attachments whose region nobody holds any more; dealt with before the next request."""
         self.serials = count()
         self._client = client
         self._timeout = timeout
         self._options = dict(session.address.options)
         self._lock = threading.RLock()
-        self._held: dict[Key, dict[int, weakref.ref[Attachment]]] = {}  # by slab, then by serial number
+        self._held: dict[Key, dict[int, Held]] = {}  # by slab, then by serial number
         self._detaches = 0
         session.on_event = self._event
 
@@ -179,9 +177,13 @@ class Attachments:
             label=info.name or f"#{info.id}",
             options=self._options,
         )
-        attachment = Attachment(self, info, mode, ticket, self._client.attach(ticket))
+        region = self._client.attach(ticket)
+        attachment = Attachment(self, info, mode, ticket, region)
+        item, dropped = (key, attachment.serial), self.dropped
+        # The collector runs in any thread, with any lock held: what it takes is noted, and no more.
+        held = Held(mode, weakref.ref(region, lambda _: dropped.append(item)))
         with self._lock:
-            self._held.setdefault(key, {})[attachment.serial] = weakref.ref(attachment)
+            self._held.setdefault(key, {})[attachment.serial] = held
         return attachment
 
     def _renew(self, key: Key, mode: Mode, timeout: float) -> Mapping[str, Any]:
@@ -191,7 +193,8 @@ class Attachments:
 
     def _widest(self, key: Key, mode: Mode) -> Mode:
         """Return what the session's grant must allow: the server knows one grant a session."""
-        return "rw" if any(held.mode == "rw" for held in self._attachments(key)) else mode
+        with self._lock:
+            return "rw" if any(held.mode == "rw" for held in self._held.get(key, {}).values()) else mode
 
     def _free_late(self, reply: Reply) -> None:
         """Free a slab whose allocation nobody waits for any more."""
@@ -253,9 +256,11 @@ class Attachments:
 
     def revoke(self, key: Key) -> None:
         """Close every attachment of a slab that is gone: its operations raise ``StaleSlab`` from now on."""
-        for attachment in self._attachments(key):
+        for serial, region in self._regions(key):
             with suppress(RegionInUse):  # arrays of it live on; the pages are given back when they go
-                attachment.close()
+                region.close()
+                self.release(key, serial)
+        self.session.flush()
 
     def sweep(self) -> None:
         """Deal with what the collector took."""
@@ -270,16 +275,15 @@ class Attachments:
         """Close every region and the transport's client half; live views keep their memory. Idempotent."""
         with self._lock:
             keys = list(self._held)
-        for attachment in [attachment for key in keys for attachment in self._attachments(key)]:
+        for region in [region for key in keys for _, region in self._regions(key)]:
             with suppress(RegionInUse):  # its arrays go on with the memory that they have
-                attachment.region.close()
+                region.close()
         self._client.close()
 
-    def _attachments(self, key: Key) -> list[Attachment]:
+    def _regions(self, key: Key) -> list[tuple[int, Region]]:
         with self._lock:
-            held = self._held.get(key)
-            found = [reference() for reference in held.values()] if held is not None else []
-        return [attachment for attachment in found if attachment is not None]
+            found = [(serial, held.region()) for serial, held in self._held.get(key, {}).items()]
+        return [(serial, region) for serial, region in found if region is not None]
 
     def _event(self, kind: str, fields: dict[str, Any]) -> None:
         match kind, fields:

@@ -157,8 +157,8 @@ class Slab(SlabHandle):
     Offsets and lengths are bytes, ``timeout`` is seconds (None takes the pool's). Buffers are C-contiguous.
     Every data method raises ``StaleSlab`` once the slab was freed, has expired, or the handle is closed;
     ``OutOfBounds`` past the end, with no byte moved; ``ReadOnly`` for a write in mode ``"r"``; ``ServerLost``
-    or ``DeadlineExceeded`` if the server dies or stops. A handle that is dropped lets go of the slab: keep
-    it, not only one of its methods.
+    or ``DeadlineExceeded`` if the server dies or stops. The slab is let go once the handle, its methods and its
+    views are all dropped.
     """
 
     __slots__ = DATA_METHODS  # a dict gives each slot its docstring

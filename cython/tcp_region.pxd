@@ -20,6 +20,7 @@ cdef class TcpRegion:
     cdef str label
     cdef object renew                   # seconds -> parameters
     cdef object on_close
+    cdef object __weakref__
 
     cdef int check(self, Py_ssize_t offset, Py_ssize_t nbytes, bint writes) except -1
     cdef int64_t deadline(self, object timeout) except -1

@@ -234,7 +234,10 @@ class Region(Protocol):
         ...
 
     def view(self, offset: int = 0, nbytes: int | None = None) -> memoryview:
-        """Return the slab's own memory, read-only on a read-only grant; ``NotMappable`` but on cxl."""
+        """Return the slab's own memory, read-only on a read-only grant; ``NotMappable`` but on cxl.
+
+        The view keeps the region alive.
+        """
         ...
 
     def close(self) -> None:

@@ -309,12 +309,18 @@ class ScriptedServer:
 # The transport --------------------------------------------------------------------------------------
 
 
+class PlainMemory(bytearray):
+    """Bytes that keep the region alive that shows them."""
+
+    region: PlainRegion | None = None
+
+
 class PlainRegion:
     """A region whose memory is this process's own; enough of the contract for what is tried here."""
 
     def __init__(self, ticket: Ticket) -> None:
         self.ticket = ticket
-        self.memory = bytearray(ticket.nbytes)
+        self.memory = PlainMemory(ticket.nbytes)
         self.closed = False
 
     @property
@@ -376,6 +382,7 @@ class PlainRegion:
         if self.ticket.label == "unmappable":
             raise NotMappable("plain memory of that name is not shown")
         part = self._range(offset, len(self.memory) - offset if nbytes is None else nbytes)
+        self.memory.region = self
         view = memoryview(self.memory)[part]
         return view if self.ticket.writable else view.toreadonly()
 

@@ -192,6 +192,17 @@ def test_dropped_handle_detaches_with_the_next_request(server: ScriptedServer, p
     assert server.seen(Detach)[0].id == 1
 
 
+def test_methods_of_a_dropped_handle(server: ScriptedServer, pool: Pool) -> None:
+    pool.allocate(8, name="a", lease="persistent").write(b"one line")
+    read = pool.open("a").read
+    assert read(8) == bytes(8), "this region's memory is its own, and still there"
+    assert len(server.seen(Detach)) == 1
+    del read
+    gc.collect()
+    pool.allocate(8)
+    server.seen(Detach, 2)
+
+
 def test_array_of_a_dropped_handle_keeps_it_attached(server: ScriptedServer, pool: Pool) -> None:
     array = pool.allocate(8).array("u1", 8)
     pool.allocate(8)
