@@ -44,7 +44,7 @@ FAREWELL_SECONDS: Final = 1.0
 class Call:
     """One request that was sent. The connection's lock guards the fields."""
 
-    __slots__ = ("abandoned", "done", "error", "gate", "id", "late", "reply", "request")
+    __slots__ = ("abandoned", "done", "error", "gate", "id", "late", "reply", "request", "sent")
 
     def __init__(self, call_id: int, request: Request, late: Late | None) -> None:
         self.id = call_id
@@ -53,6 +53,7 @@ class Call:
         self.gate: threading.Lock | None = None
         self.reply: Reply | None = None
         self.error: FarpoolError | None = None
+        self.sent = False
         self.done = False
         self.abandoned = False
 
@@ -99,12 +100,12 @@ class Connection:
         """
         call = Call(next(self._ids), request, late)
         frame = encode_request(call.id, request)
-        with self._lock:
-            if self._failure:
-                raise ServerLost(self._failure)
-            self._calls[call.id] = call
         try:
-            self._send(frame, deadline)
+            with self._lock:
+                if self._failure:
+                    raise ServerLost(self._failure)
+                self._calls[call.id] = call
+            self._send(frame, deadline, call)
         except ServerLost as error:
             self.fail(error.message)
             raise
@@ -123,10 +124,12 @@ class Connection:
             except DeadlineExceeded:
                 pass
 
-    def _send(self, frame: bytes, deadline: float) -> None:
+    def _send(self, frame: bytes, deadline: float, call: Call | None = None) -> None:
         try:
             if not self._sending.acquire(timeout=seconds_left(deadline)):
                 raise DeadlineExceeded("the server reads nothing: earlier requests are still waiting to be sent")
+            if call is not None:
+                call.sent = True
             self._send_after_parting(frame, deadline)
         finally:
             try:  # noqa: SIM105  a call in between would be a gap for Ctrl-C
@@ -191,13 +194,8 @@ class Connection:
 
     def _wait(self, call: Call, deadline: float) -> None:
         try:
-            while not call.done:
-                if self._lead_or_follow(call):
-                    self._read_for(call, deadline)
-                    continue
-                assert call.gate is not None
-                if not call.gate.acquire(timeout=seconds_left(deadline)) and not self._lead_or_follow(call):
-                    raise DeadlineExceeded(_overdue(call))
+            # A loop right here would end outside of the try if Ctrl-C came as it jumps back (CPython 3.11).
+            self._lead_or_wait(call, deadline)
         finally:
             with self._lock:
                 if self._reader is call:
@@ -205,6 +203,15 @@ class Connection:
                 self._followers.pop(call.id, None)
                 if self._reader is None and self._followers:
                     self._open_gate(next(iter(self._followers.values())))
+
+    def _lead_or_wait(self, call: Call, deadline: float) -> None:
+        while not call.done:
+            if self._lead_or_follow(call):
+                self._read_for(call, deadline)
+                continue
+            assert call.gate is not None
+            if not call.gate.acquire(timeout=seconds_left(deadline)) and not self._lead_or_follow(call):
+                raise DeadlineExceeded(_overdue(call))
 
     def _lead_or_follow(self, call: Call) -> bool:
         """Make *call* the leader if there is none (or it is done), else put it in the line of followers."""
@@ -268,7 +275,7 @@ class Connection:
             call.abandoned = True
             if call.done:
                 _give_to_late(call)
-            elif call.late is None:
+            elif call.late is None or not call.sent:
                 self._calls.pop(call.id, None)
 
     def _open_gate(self, call: Call) -> None:

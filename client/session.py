@@ -322,7 +322,7 @@ class Session:
         try:
             if connection.usable:
                 deadline = time.monotonic() + timeout
-                connection.settle(deadline)
+                connection.settle(deadline - timeout / 2)
                 call = connection.begin(Goodbye(), max(deadline, time.monotonic() + LEAST_SECONDS))
                 connection.finish(call, Done, deadline)
         except FarpoolError:

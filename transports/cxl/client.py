@@ -138,6 +138,9 @@ class CxlClient:
                 if attempt == "fresh":
                     raise ServerLost(f"the server's descriptor socket {params['socket']} ended ({error})") from None
                 continue
+            except BaseException:  # Ctrl-C: the answer that is still to come must not be the next request's
+                self._drop_link()
+                raise
             return _take_descriptor(answer, received)
         raise AssertionError("unreachable")
 

@@ -131,9 +131,9 @@ def test_interrupt_of_a_follower_leaves_the_leader_alone(server: ScriptedServer,
 def test_interrupt_in_the_middle_of_a_frame(server: ScriptedServer, pool: Pool) -> None:
     def dribble(peer: Peer, request_id: int, _: Request) -> None:
         frame = encode_error(request_id, PoolFull("no room"))
+        rest.append((peer, frame[7:]))
         peer.send(frame[:7])
         os.kill(os.getpid(), signal.SIGINT)
-        rest.append((peer, frame[7:]))
 
     rest: list[tuple[Peer, bytes]] = []
     server.rules[Stat] = dribble
