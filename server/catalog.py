@@ -57,6 +57,7 @@ INSERT_SLAB: Final = (
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 INSERT_HOLDER: Final = "INSERT OR REPLACE INTO holders (slab, session, transport, mode) VALUES (?, ?, ?, ?)"
+SET_META: Final = "INSERT OR REPLACE INTO meta VALUES (?, ?)"
 DELETE_SLAB: Final = "DELETE FROM slabs WHERE id = ?"
 
 Change = tuple[str, tuple[object, ...]]
@@ -211,7 +212,7 @@ class Catalog:
         if number == end:
             number = number or self.meta_int(counter, 1)
             end = number + BLOCK
-            self._change(("INSERT OR REPLACE INTO meta VALUES (?, ?)", (counter, end)))
+            self._change((SET_META, (counter, end)))
         self._blocks[counter] = (number + 1, end)
         return number
 
@@ -228,7 +229,7 @@ class Catalog:
     def set_meta(self, key: str, value: int | str) -> None:
         """Keep a value in the table meta."""
         with writing():
-            self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+            self._db.execute(SET_META, (key, value))
 
     # Slabs and their holders --------------------------------------------------------------------------
 
@@ -299,9 +300,12 @@ class Catalog:
         return self._db.execute("SELECT 1 FROM tenants WHERE name = ?", (name,)).fetchone() is not None
 
     def close(self) -> None:
-        """Close the database; its rows stay."""
+        """Close the database; its rows stay. May be called twice."""
+        unused: list[Change] = [(SET_META, (counter, number)) for counter, (number, _) in self._blocks.items()]
         with contextlib.suppress(sqlite3.OperationalError):
-            self._commit(self._late)
+            self._commit([*self._late, *unused])
+        self._late.clear()
+        self._blocks.clear()
         self._db.close()
 
 

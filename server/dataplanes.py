@@ -47,8 +47,8 @@ class DataPlanes:
         except InvalidArgument as error:
             raise ConfigurationError(f"{error}; name installed ones with --transports") from None
         except TransportUnavailable as error:
-            if _is_port_problem(error) or _is_port_problem(error.__cause__):
-                raise ConfigurationError(f"transport {name}: {error}; choose another with --data-listen") from None
+            if _is_port_problem(error) or _is_port_problem(error.__cause__ or error.__context__):
+                raise ConfigurationError(f"transport {name}: {error}") from None
             self._reasons[name] = str(error)
             log.warning("transport unavailable", transport=name, reason=str(error))
         except OSError as error:

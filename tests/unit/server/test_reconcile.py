@@ -1,0 +1,181 @@
+"""Start-up on what an earlier server left: an arena, a catalog and generation words that may disagree."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from farpool.server.arena import DirectoryArena
+from farpool.server.catalog import Catalog, HolderRow, SessionRow, SlabRow
+from farpool.server.deadlines import boot_id
+from farpool.server.generations import GenerationFile
+from farpool.server.reconcile import Restored, reconcile
+from farpool.server.sessions import Session, SessionEvent, SessionTable
+from farpool.server.slabs import SlabTable
+
+CAPACITY = 1 << 20
+
+
+class Times:
+    session_timeout = 10.0
+    disconnect_grace = 1.0
+    resume_grace = 30.0
+
+
+def ignore_end(session: Session, event: SessionEvent) -> None:
+    """Nobody looks."""
+
+
+@dataclass
+class Parts:
+    """What a server is made of, as far as a start goes."""
+
+    arena: DirectoryArena
+    catalog: Catalog
+    generations: GenerationFile
+    slabs: SlabTable
+    sessions: SessionTable
+
+    def start(self) -> Restored:
+        return reconcile(self.catalog, self.arena, self.generations, self.slabs, self.sessions, clock=lambda: 500.0)
+
+
+@pytest.fixture
+def parts(memory_folder: Path) -> Iterator[Parts]:
+    arena = DirectoryArena(str(memory_folder / "arena"))
+    with contextlib.ExitStack() as undo:
+        undo.callback(arena.close)
+        catalog = Catalog(f"{arena.control_path}/catalog.sqlite", durable=False)
+        undo.callback(catalog.close)
+        words = GenerationFile(f"{arena.control_path}/generations", arena.control_fd)
+        undo.callback(words.close)
+        sessions = SessionTable(Times(), lambda: 500.0, lambda deadline, expire: None, ignore_end)
+        catalog.set_meta("boot_id", boot_id())
+        yield Parts(arena, catalog, words, SlabTable(CAPACITY), sessions)
+
+
+def slab(
+    number: int,
+    lease: str = "persistent",
+    *,
+    owner: int | None = None,
+    ttl: float | None = None,
+    deadline: float | None = None,
+) -> SlabRow:
+    return SlabRow(
+        id=number,
+        generation=number + 10,
+        slot=number,
+        nbytes=5000,
+        tenant="default",
+        name=f"slab {number}",
+        lease=lease,
+        ttl=ttl,
+        owner=owner,
+        deadline=deadline,
+    )
+
+
+def test_an_empty_arena_starts_empty(parts: Parts) -> None:
+    assert parts.start() == Restored(slabs=0, sessions=0, reclaiming=0, dropped=0, orphans=0)
+
+
+def test_known_slabs_come_back_with_bytes_name_slot_and_word(parts: Parts) -> None:
+    parts.arena.create(1, 5000)
+    Path(parts.arena.path, "slab-1").write_bytes(b"mine" + bytes(8188))
+    parts.catalog.insert_slab(slab(1))
+    assert parts.start().slabs == 1
+    found = parts.slabs.get_named("default", "slab 1")
+    assert (found.id, found.generation, found.slot, found.nbytes) == (1, 11, 1, 5000)
+    assert bytes(memoryview(found.memory())[:4]) == b"mine"
+    found.close_memory()
+    assert parts.generations.load(1) == 11
+    assert parts.slabs.allocated == 8192
+    assert parts.generations.take_slot() == 0
+
+
+def test_files_without_a_row_are_removed_and_nothing_else(parts: Parts) -> None:
+    parts.arena.create(7, 4096)
+    Path(parts.arena.path, "notes.txt").write_text("kept")
+    assert parts.start().orphans == 1
+    assert sorted(path.name for path in Path(parts.arena.path).iterdir()) == [".farpool", "notes.txt"]
+
+
+def test_rows_without_whole_memory_are_dropped(parts: Parts) -> None:
+    parts.catalog.insert_slab(slab(1))
+    parts.catalog.insert_slab(slab(2))
+    Path(parts.arena.path, "slab-2").write_bytes(b"short")
+    assert parts.start() == Restored(slabs=0, sessions=0, reclaiming=0, dropped=2, orphans=1)
+    assert parts.catalog.slabs() == []
+    assert parts.arena.slabs() == {}
+
+
+def test_words_of_nobody_are_zeroed(parts: Parts) -> None:
+    parts.generations.restore({})
+    for _ in range(4):
+        parts.generations.take_slot()
+    for slot in range(4):
+        parts.generations.store(slot, 99)
+    parts.arena.create(2, 5000)
+    parts.catalog.insert_slab(slab(2))
+    parts.start()
+    assert [parts.generations.load(slot) for slot in range(4)] == [0, 0, 12, 0]
+
+
+def test_session_slabs_wait_for_their_session(parts: Parts) -> None:
+    for number, owner in ((1, 5), (2, 6)):
+        parts.arena.create(number, 5000)
+        parts.catalog.insert_slab(slab(number, "session", owner=owner))
+    parts.catalog.insert_session(SessionRow(5, "default", b"h" * 32))
+    assert parts.start() == Restored(slabs=1, sessions=1, reclaiming=0, dropped=1, orphans=1)
+    assert [owned.id for owned in parts.slabs.owned_by(5)] == [1]
+    session = parts.sessions.get(5)
+    assert session is not None
+    assert parts.sessions.deadline(session) == 530.0
+
+
+def test_leases_without_an_owner_keep_their_deadline(parts: Parts) -> None:
+    parts.arena.create(1, 5000)
+    parts.catalog.insert_slab(slab(1, "ttl", ttl=60.0))
+    parts.catalog.set_owner(1, None, 512.5)
+    parts.start()
+    found = parts.slabs.get("default", 1)
+    assert (found.ttl, found.owner, found.deadline) == (60.0, None, 512.5)
+
+
+def test_a_deadline_of_another_boot_begins_anew(parts: Parts) -> None:
+    parts.catalog.set_meta("boot_id", "another")
+    parts.arena.create(1, 5000)
+    parts.catalog.insert_slab(slab(1, "ttl", ttl=60.0, deadline=1.0), HolderRow(1, 5, "cxl", "rw"))
+    parts.catalog.insert_session(SessionRow(5, "default", b"h" * 32))
+    parts.start()
+    found = parts.slabs.get("default", 1)
+    assert found.deadline == 560.0
+    assert found.holders == {}
+    assert parts.catalog.meta_text("boot_id") == boot_id()
+
+
+def test_holders_survive_with_their_sessions(parts: Parts) -> None:
+    parts.arena.create(1, 5000)
+    parts.catalog.insert_slab(slab(1), HolderRow(1, 5, "cxl", "r"))
+    parts.catalog.insert_holder(HolderRow(1, 6, "cxl", "rw"))
+    parts.catalog.insert_session(SessionRow(5, "default", b"h" * 32))
+    parts.start()
+    assert parts.slabs.get("default", 1).holders == {(5, "cxl"): "r"}
+
+
+def test_freed_slabs_stay_charged_while_a_holder_may_come_back(parts: Parts) -> None:
+    for number, holder in ((1, 5), (2, 6)):
+        parts.catalog.insert_slab(slab(number, "session", owner=holder), HolderRow(number, holder, "cxl", "rw"))
+        parts.catalog.mark_reclaiming(number)
+    parts.catalog.insert_session(SessionRow(5, "default", b"h" * 32))
+    assert parts.start() == Restored(slabs=0, sessions=1, reclaiming=1, dropped=0, orphans=0)
+    assert parts.slabs.reclaiming == 8192
+    assert parts.generations.load(1) == 0
+    held = parts.slabs.get_held(1, 11)
+    assert held is not None
+    assert held.state == "reclaiming"
