@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -268,3 +269,33 @@ def test_names_are_shown_on_one_line(cli: Cli, pool: farpool.Pool, tmp_path: Pat
         pass
     assert "\u202e" not in cli("get", "\u202espoof", tmp_path / "out").out
     assert isinstance(pool, farpool.Pool)
+
+
+@pytest.mark.parametrize("transport", ["cxl", "tcp"])
+def test_a_slab_that_is_freed_meanwhile_is_code_3(
+    cli: Cli, pool: farpool.Pool, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str
+) -> None:
+    def free(*arguments: object) -> None:
+        with suppress(farpool.SlabNotFound):
+            pool.open("f").free()
+
+    cli("put", source, "--name", "f")
+    monkeypatch.setattr("farpool.cli.get._write_all", free)
+    result = cli("get", "f", tmp_path / "out", "--transport", transport)
+    assert result.code == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["source.bin"]
+
+
+def test_a_server_that_dies_meanwhile_is_code_6_and_leaves_no_file(
+    bare: Cli, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with farpool.serve_embedded(capacity="64MiB") as mortal:
+        options = ["--url", mortal.url, "--transport", "tcp", "--timeout", "1"]
+        assert bare("put", source, "--name", "f", *options).code == 0
+
+        def kill(*arguments: object) -> None:
+            mortal.kill()
+
+        monkeypatch.setattr("farpool.cli.get._write_all", kill)
+        assert bare("get", "f", tmp_path / "out", *options).code == 6
+    assert [path.name for path in tmp_path.iterdir()] == ["source.bin"]

@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+Cli = Callable[..., Any]
 
 FARPOOL = [sys.executable, "-m", "farpool.cli.main"]
 
 
 @pytest.fixture
-def arena() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="farpool-test-", dir="/dev/shm"))
-    yield folder
-    shutil.rmtree(folder)
-
-
-@pytest.fixture
-def options(arena: Path) -> Iterator[list[str]]:
+def options(tmp_path: Path) -> Iterator[list[str]]:
     with tempfile.TemporaryDirectory() as folder:
         yield [
             "--arena",
-            str(arena),
+            str(tmp_path / "arena"),
             "--unix",
             f"{folder}/f.sock",
             "--listen",
@@ -81,6 +76,11 @@ def test_an_unknown_key_is_named_with_the_known_ones(options: list[str], tmp_pat
     assert "capacity" in line
 
 
+@pytest.mark.parametrize("wrong", [["--transports", "pigeon"], ["--arena", "/proc"], ["--arena", "/dev/null"]])
+def test_what_a_start_finds_out(options: list[str], wrong: list[str]) -> None:
+    refused(*options, *wrong)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -88,15 +88,16 @@ def test_an_unknown_key_is_named_with_the_known_ones(options: list[str], tmp_pat
         ["--capacity", "0"],
         ["--listen", "nowhere"],
         ["--data-listen", "127.0.0.1:99999"],
-        ["--transports", "pigeon"],
         ["--transports", ","],
         ["--log-level", "shout"],
         ["--session-timeout", "0"],
         ["--config", "/nonexistent/farpool.toml"],
-        ["--arena", "/proc"],
-        ["--arena", "/dev/null"],
         ["--unix", "/" + "x" * 200],
     ],
 )
-def test_what_cannot_be_configured(options: list[str], wrong: list[str]) -> None:
-    refused(*options, *wrong)
+def test_what_cannot_be_configured(bare: Cli, options: list[str], wrong: list[str]) -> None:
+    result = bare("serve", *options, *wrong)
+    assert result.code == 2
+    assert result.out == ""
+    assert result.err.startswith("farpool: ")
+    assert result.err.count("\n") == 1
