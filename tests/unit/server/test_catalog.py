@@ -124,7 +124,7 @@ def test_want_of_room_refuses_a_slab_and_postpones_the_rest(
 ) -> None:
     catalog = opened()
     catalog.insert_slab(row(1))
-    full = FullConnection(catalog._db)
+    full = FullConnection(vars(catalog)["_db"])
     monkeypatch.setattr(catalog, "_db", full)
     with pytest.raises(PoolFull, match="no room for the catalog"):
         catalog.insert_slab(row(2))
