@@ -42,7 +42,7 @@ class FarpoolError(Exception):
 
     kinds: ClassVar[dict[str, type[FarpoolError]]] = {}
 
-    def __init__(self, message: str, **details: Any) -> None:
+    def __init__(self, message: str, /, **details: Any) -> None:
         super().__init__(message)
         self.message = message
         self.details = details
@@ -139,7 +139,7 @@ class CorruptData(FarpoolError, ValueError):
     """The bytes read do not have the checksum that was recorded with them."""
 
 
-def from_wire(kind: str, message: str, details: dict[str, Any]) -> FarpoolError:
+def from_wire(kind: str, message: str, details: dict[Any, Any]) -> FarpoolError:
     """Make the error that a peer named; an unknown kind becomes a plain :class:`FarpoolError`."""
     cls = FarpoolError.kinds.get(kind, FarpoolError)
-    return cls(message, **{key: value for key, value in details.items() if key.isidentifier()})
+    return cls(message, **{key: value for key, value in details.items() if isinstance(key, str)})

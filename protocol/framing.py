@@ -14,13 +14,18 @@ import msgpack as _untyped_msgpack  # type: ignore[import-untyped]  # it ships n
 
 from farpool.protocol.errors import ProtocolError
 
-__all__ = ["MAX_FRAME_BYTES", "FrameDecoder", "decode_payload", "encode_frame"]
+__all__ = ["MAX_FRAME_BYTES", "MAX_REQUEST_BYTES", "FrameDecoder", "decode_payload", "encode_frame"]
 
 MAX_FRAME_BYTES: Final = 1 << 20
 """Longest payload of one frame in bytes; a list of slabs is paged to stay below it."""
 
+MAX_REQUEST_BYTES: Final = 64 << 10
+"""Longest payload that a server takes: requests have a few hundred bytes, and a stranger's frame must cost little time."""
+
 MAX_STRING_BYTES: Final = 64 << 10
-MAX_ITEMS: Final = 64 << 10
+MAX_ITEMS: Final = 4096
+"""Most items of one array or map; a page of a listing has 1,000. msgpack makes room for what an array announces."""
+
 MAX_DEPTH: Final = 16
 """Deepest nesting of arrays and maps; no message of ours passes 6. (msgpack itself stops at 1,024.)"""
 

@@ -15,7 +15,7 @@ from typing import Final, cast
 import structlog
 
 from farpool.protocol.errors import AuthenticationFailed, FarpoolError, ProtocolError
-from farpool.protocol.framing import FrameDecoder, decode_payload
+from farpool.protocol.framing import MAX_REQUEST_BYTES, FrameDecoder, decode_payload
 from farpool.protocol.messages import (
     Done,
     Goodbye,
@@ -102,7 +102,7 @@ class Connection(asyncio.Protocol):
         self.session: Session | None = None
         self.peer = Peer("unknown")
         self._plane = plane
-        self._decoder = FrameDecoder()
+        self._decoder = FrameDecoder(MAX_REQUEST_BYTES)
         self._backlog: deque[bytes] = deque()
         self._working: set[asyncio.Task[None]] = set()
         self._transport: asyncio.Transport | None = None
