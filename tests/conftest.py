@@ -19,9 +19,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
+
+if TYPE_CHECKING:
+    from farpool.server.embedded import EmbeddedServer
 
 ROOT = Path(__file__).resolve().parent.parent
 NATIVE = ROOT / "cython"
@@ -173,6 +176,14 @@ def no_leak() -> Iterator[None]:
     assert not settle(threads, before[1]), "the test left threads running"
 
 
+def traces_of(server: EmbeddedServer) -> set[str]:
+    """Return what a running server holds: slab files, sockets, and as many descriptors as it has open."""
+    slabs = {path.name for path in Path(server.arena).glob("slab-*")}
+    sockets = {path.name for path in Path(server.url.removeprefix("unix://")).parent.iterdir()}
+    descriptors = {f"descriptor {number}" for number, _ in enumerate(os.scandir(f"/proc/{server.pid}/fd"), start=1)}
+    return slabs | sockets | descriptors
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Look for what the run has left, in the process that started any workers."""
@@ -225,7 +236,7 @@ def stream_transport(stream_package: Path) -> Iterator[str]:
         transport_names.cache_clear()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(stream_package)
+        patch.setattr(sys, "path", [str(stream_package), *sys.path])
         patch.setenv("PYTHONPATH", str(stream_package), prepend=os.pathsep)
         forget()
         yield "stream"
