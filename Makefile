@@ -52,7 +52,7 @@ types: $(MADE)/lint $(MADE)/test $(MADE)/built
 
 docs: $(MADE)/docs $(MADE)/built
 	$(call say,sphinx)
-	@$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
+	@$(BIN)/sphinx-build -E -W --keep-going -q -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
 check: lint types docs test
