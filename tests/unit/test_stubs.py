@@ -1,4 +1,4 @@
-"""Every Cython module has a stub, and the stub says what the compiled module offers: names, parameters, properties."""
+"""Every Cython module has a stub that says what the compiled module offers: names, parameters, properties."""
 
 from __future__ import annotations
 
