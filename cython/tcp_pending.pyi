@@ -1,0 +1,1 @@
+"""Nothing here for Python: ``tcp_pending.pxd`` declares what the pipeline cimports."""
