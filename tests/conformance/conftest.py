@@ -1,0 +1,143 @@
+"""The fixtures of the conformance suite; ``README.md`` says how another package runs it.
+
+``transport`` runs a test on each transport, ``api`` on the synchronous and the awaitable API. ``server`` serves
+all of a worker's tests, which leave it as they found it; a test that ends or restarts one takes ``own_server``.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+from tests.conformance.driving import AnyPool, AnySlab, AwaitedPool
+
+import farpool
+from farpool.server.embedded import EmbeddedServer
+
+APIS = ("sync", "aio")
+OURS = ("cxl", "tcp", "stream")
+CAPACITY = "512MiB"
+CHILDREN = Path(__file__).with_name("children.py")
+
+Connect = Callable[..., AnyPool]
+StartChild = Callable[..., "subprocess.Popen[str]"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--transport",
+        action="append",
+        metavar="NAME",
+        help=f"transport to run the conformance suite on; may be repeated (default: {', '.join(OURS)})",
+    )
+
+
+def names_of(config: pytest.Config) -> tuple[str, ...]:
+    return tuple(config.getoption("--transport", None) or OURS)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "transport" in metafunc.fixturenames:
+        metafunc.parametrize("transport", names_of(metafunc.config), indirect=True, scope="module")
+    if "api" in metafunc.fixturenames:
+        metafunc.parametrize("api", APIS)
+
+
+@pytest.fixture(scope="module")
+def transport(request: pytest.FixtureRequest) -> str:
+    """Name of the transport under test, known to this process and its children."""
+    if request.param == "stream":
+        request.getfixturevalue("stream_transport")
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
+    """One server with every transport under test. Leave it running, and its pool as empty as it was."""
+    names = names_of(request.config)
+    with ExitStack() as undo:
+        with pytest.MonkeyPatch.context() as patch:
+            if "stream" in names:
+                site = str(request.getfixturevalue("stream_package"))
+                patch.setenv("PYTHONPATH", site, prepend=os.pathsep)
+            served = undo.enter_context(farpool.serve_embedded(capacity=CAPACITY, transports=names))
+        yield served
+
+
+@pytest.fixture
+def own_server(transport: str) -> Iterator[EmbeddedServer]:
+    """A server of the test's own."""
+    with farpool.serve_embedded(capacity="64MiB", transports=[transport]) as served:
+        yield served
+
+
+@pytest.fixture
+def connect(api: str, transport: str) -> Iterator[Connect]:
+    """Call with a URL (and ``timeout=``) for one more session over the transport and the API under test."""
+    with ExitStack() as undo:
+
+        def connect(url: str, *, timeout: float = 30.0) -> AnyPool:
+            pool: farpool.Pool | AwaitedPool
+            if api == "sync":
+                pool = farpool.connect(url, transport=transport, timeout=timeout)
+                undo.callback(pool.close)
+            else:
+                pool = AwaitedPool(url, transport, timeout)
+                undo.callback(pool.end)
+            return pool
+
+        yield connect
+
+
+@pytest.fixture
+def pool(connect: Connect, server: EmbeddedServer) -> AnyPool:
+    """A session of its own for each test."""
+    return connect(server.url)
+
+
+@pytest.fixture
+def other(connect: Connect, server: EmbeddedServer) -> AnyPool:
+    """A second session, of another client as far as the server can tell."""
+    return connect(server.url)
+
+
+@pytest.fixture
+def slab(pool: AnyPool) -> AnySlab:
+    """4 KiB of zeroes."""
+    return pool.allocate(4096)
+
+
+@pytest.fixture
+def mapped(pool: AnyPool) -> bool:
+    """Whether clients reach the memory itself, so that no operation on its bytes waits for the server."""
+    with suppress(farpool.NotMappable):
+        probe = pool.allocate(8)
+        probe.view().release()
+        probe.free()
+        return True
+    return False
+
+
+@pytest.fixture
+def start_child() -> Iterator[StartChild]:
+    """Start a task of ``children.py`` in a process of its own, which ends with the test."""
+    with ExitStack() as undo:
+
+        def start(task: str, url: str, transport: str, *arguments: object) -> subprocess.Popen[str]:
+            child = subprocess.Popen(
+                [sys.executable, str(CHILDREN), task, url, transport, *map(str, arguments)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            undo.enter_context(child)
+            undo.callback(child.kill)
+            return child
+
+        yield start
