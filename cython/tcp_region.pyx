@@ -192,6 +192,7 @@ cdef class TcpRegion:
     def check_parts(self, parts, bint writes):
         """Raise what a batch would raise before any of it is sent."""
         cdef Py_buffer view
+        self.check(0, 0, writes)
         for offset, buffer in parts:
             if writes:
                 get_source(buffer, &view)
@@ -204,6 +205,7 @@ cdef class TcpRegion:
 
     def refresh(self, double seconds):
         """Attach again through the control plane, within *seconds*."""
+        self.check(0, 0, False)
         params = self.renew(seconds)
         if self.closed:
             raise_closed(self.label)

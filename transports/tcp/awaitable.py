@@ -120,7 +120,10 @@ class AwaitableTcpRegion:
         for attempt in itertools.count(1):
             future: asyncio.Future[int] | None = None
             try:
-                pipeline = self._connection.current() or await self._connection.open(deadline)
+                pipeline = self._connection.current()
+                if pipeline is None:
+                    self._region.check_range(0, 0)  # a closed region opens no connection
+                    pipeline = await self._connection.open(deadline)
                 future = submit(pipeline, deadline)
                 return await future
             except AuthenticationFailed:
