@@ -11,6 +11,7 @@ import os
 import random
 import select
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -19,13 +20,14 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from tests.conftest import settle, traces_of
 
 import farpool
 from farpool.client.pool import Pool
 from farpool.protocol.framing import FrameDecoder, decode_payload
-from farpool.protocol.messages import Hello, encode_request
+from farpool.protocol.messages import OPERATIONS, Hello, encode_request
 from farpool.server.embedded import EmbeddedServer
-from tests.conftest import settle, traces_of
 
 SECONDS = float(os.environ.get("FARPOOL_FUZZ_SECONDS", "0"))
 """How long each test should fuzz; 0 is the bounded, deterministic run."""
@@ -37,6 +39,32 @@ GROWTH = 32 << 20
 """Bytes that a server may grow by under a module's attacks: far less than a leak of any of them."""
 
 SLAB_BYTES = 64 << 10
+
+
+# What strangers may say: values of any kind, and requests with some of their parts right.
+ATOMS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**63), 2**64 - 1),
+    st.floats(),
+    st.text(max_size=20),
+    st.binary(max_size=40),
+)
+TREES = st.recursive(
+    ATOMS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=5),
+        st.dictionaries(st.one_of(st.text(max_size=10), st.binary(max_size=10)), inner, max_size=5),
+    ),
+    max_leaves=8,
+)
+FIELDS = sorted({field for cls in OPERATIONS.values() for field in cls.__struct_fields__})
+REQUESTS = st.tuples(
+    st.one_of(st.just(0), TREES),
+    st.one_of(st.integers(0, 2**64 - 1), TREES),
+    st.one_of(st.sampled_from(sorted(OPERATIONS)), TREES),
+    st.one_of(st.dictionaries(st.sampled_from(FIELDS), TREES, max_size=6), TREES),
+).map(list)
 
 
 def bounded(examples: int) -> settings:
@@ -56,7 +84,7 @@ class Neighbour:
     def __init__(self, url: str, transport: str) -> None:
         self.pool: Pool = farpool.connect(url, transport=transport)
         self.slab = self.pool.allocate(SLAB_BYTES, name=f"neighbour-{transport}")
-        self._content = bytearray(random.Random(transport).randbytes(SLAB_BYTES))  # noqa: S311  no secret
+        self._content = bytearray(random.Random(transport).randbytes(SLAB_BYTES))
         self._turn = 0
         self.slab.write(self._content)
 
@@ -195,6 +223,11 @@ def messages_in(data: bytes) -> list[list[Any]]:
     return [decode_payload(payload) for payload in FrameDecoder().feed(data)]
 
 
+def framed(payload: bytes) -> bytes:
+    """Put the length in front."""
+    return struct.pack("<I", len(payload)) + payload
+
+
 def hello_frame(request_id: int = 1) -> bytes:
     """Return the request that opens a session."""
     return encode_request(request_id, Hello(protocol=1, client="a stranger"))
@@ -204,8 +237,9 @@ def hello_frame(request_id: int = 1) -> bytes:
 def target() -> Iterator[Target]:
     """Run a server with its neighbours, and hold it to its memory, descriptors, slabs and sockets at the end."""
     with ExitStack() as stack:
-        settings = {"disconnect_grace": 0.2, "transports": ("cxl", "tcp")}
-        server = stack.enter_context(farpool.serve_embedded(capacity="256MiB", **settings))
+        server = stack.enter_context(farpool.serve_embedded(disconnect_grace=0.2))
+        with farpool.connect(server.url, transport="tcp") as pool:
+            pool.free_many(pool.allocate_many([1] * 1000))  # no stranger guesses a neighbour's ids after that
         neighbours = [Neighbour(server.url, "cxl"), Neighbour(server.tcp_url, "tcp")]
         for neighbour in neighbours:
             stack.callback(neighbour.pool.close)
@@ -218,3 +252,4 @@ def target() -> Iterator[Target]:
         assert not settle(lambda: traces_of(server), before), "the server has not given back what strangers used"
         assert neighbours[0].pool.stat().sessions == len(neighbours)
         assert target.memory() - memory < GROWTH, "the server's memory grew"
+        assert not [entry for entry in target.log() if entry["level"] in ("error", "critical")]

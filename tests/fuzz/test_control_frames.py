@@ -1,4 +1,4 @@
-"""The control protocol as pure functions: whatever the bytes, a message, a ``ProtocolError``, and a bounded amount of memory."""
+"""The control protocol as pure functions: whatever the bytes, a message or a ``ProtocolError``, in bounded memory."""
 
 from __future__ import annotations
 
@@ -7,13 +7,20 @@ import tracemalloc
 from contextlib import suppress
 from typing import Any
 
-import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fuzz.conftest import REQUESTS, TREES, bounded, framed
 
 from farpool.protocol.errors import FarpoolError, ProtocolError, from_wire
-from farpool.protocol.framing import MAX_DEPTH, MAX_FRAME_BYTES, MAX_REQUEST_BYTES, FrameDecoder, decode_payload
+from farpool.protocol.framing import (
+    MAX_DEPTH,
+    MAX_FRAME_BYTES,
+    MAX_REQUEST_BYTES,
+    FrameDecoder,
+    decode_payload,
+    encode_frame,
+)
 from farpool.protocol.messages import (
     OPERATIONS,
     Attached,
@@ -25,34 +32,9 @@ from farpool.protocol.messages import (
     encode_error,
     request_id_of,
 )
-from tests.fuzz.conftest import bounded
 
 MOST_BYTES = 48 << 20
 """What decoding one frame may take at its peak: msgpack makes room for what up to 1,024 open arrays announce."""
-
-ATOMS = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-(2**63), 2**64 - 1),
-    st.floats(),
-    st.text(max_size=20),
-    st.binary(max_size=40),
-)
-TREES = st.recursive(
-    ATOMS,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=5),
-        st.dictionaries(st.one_of(st.text(max_size=10), st.binary(max_size=10)), inner, max_size=5),
-    ),
-    max_leaves=20,
-)
-FIELDS = sorted({field for cls in OPERATIONS.values() for field in cls.__struct_fields__})
-REQUESTS = st.tuples(
-    st.one_of(st.just(0), TREES),
-    st.one_of(st.integers(0, 2**64 - 1), TREES),
-    st.one_of(st.sampled_from(sorted(OPERATIONS)), TREES),
-    st.one_of(st.dictionaries(st.sampled_from(FIELDS), TREES, max_size=6), TREES),
-).map(list)
 
 
 def decode(data: bytes) -> list[Request]:
@@ -63,11 +45,6 @@ def decode(data: bytes) -> list[Request]:
         request_id_of(message)
         requests.append(decode_request(message))
     return requests
-
-
-def framed(payload: bytes) -> bytes:
-    """Put the length in front."""
-    return struct.pack("<I", len(payload)) + payload
 
 
 @bounded(400)
@@ -81,7 +58,7 @@ def test_any_bytes_are_refused_or_understood(data: bytes) -> None:
 @given(REQUESTS)
 def test_any_tree_is_refused_or_a_request(message: list[Any]) -> None:
     with suppress(ProtocolError):
-        (request,) = decode(framed(msgpack.packb(message)))
+        (request,) = decode(encode_frame(message))
         assert type(request) is OPERATIONS[message[2]]
 
 
@@ -121,7 +98,7 @@ def test_a_stream_cut_anywhere_is_the_same_stream(payloads: list[bytes], data: s
     assert decoder.buffered == 0
 
 
-# Hostile on purpose -------------------------------------------------------------------------------------------------
+# Hostile on purpose ------------------------------------------------------------------------------------------------
 
 NOT_MESSAGES: dict[str, bytes] = {
     "arrays in arrays, each announcing more than the frame has": b"\xdc\x10\x00" * 1000,
@@ -183,4 +160,13 @@ def test_deep_values_of_an_array_in_a_map_are_counted() -> None:
     for _ in range(MAX_DEPTH):
         value = {"a": [value]}
     with pytest.raises(ProtocolError, match="deeper"):
-        decode_payload(msgpack.packb([value]))
+        decode_payload(encode_frame([value])[4:])
+
+
+def test_the_decoder_keeps_no_more_than_one_frame() -> None:
+    decoder = FrameDecoder()
+    decoder.feed(MAX_FRAME_BYTES.to_bytes(4, "little") + bytes(MAX_FRAME_BYTES - 1))
+    assert decoder.buffered == MAX_FRAME_BYTES + 3
+    (payload,) = decoder.feed(b"\0\x01")
+    assert len(payload) == MAX_FRAME_BYTES
+    assert decoder.buffered == 1
