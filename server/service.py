@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 from collections.abc import Awaitable
@@ -84,7 +85,7 @@ class PoolService:
         tenant = DEFAULT_TENANT if hello.tenant is None else hello.tenant
         if not self.life.catalog.has_tenant(tenant):
             raise PermissionDenied(
-                f'this server has no tenant "{tenant[:80]}"; leave the tenant out for "{DEFAULT_TENANT}"'
+                f'this server has no tenant {json.dumps(tenant[:80])}; leave the tenant out for "{DEFAULT_TENANT}"'
             )
         if self.draining:
             raise PermissionDenied("the server is draining and opens no more sessions; try again once it is back")
