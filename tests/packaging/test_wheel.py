@@ -103,7 +103,8 @@ def test_it_works_where_it_is_installed(python: Path, tmp_path: Path) -> None:
     program = """
 import farpool, sys
 assert sys.prefix in farpool.__file__, farpool.__file__
-loaded = [name for name in sys.modules if name.startswith(("farpool.transports.", "farpool.native.", "numpy", "uvloop"))]
+costly = ("farpool.transports.", "farpool.native.", "numpy", "uvloop")
+loaded = [name for name in sys.modules if name.startswith(costly)]
 assert not loaded, loaded
 with farpool.serve_embedded(capacity="16MiB") as server:
     for transport in ("cxl", "tcp"):

@@ -72,9 +72,7 @@ def is_allowed(layer: str, module: str) -> bool:
     if module.partition(".")[0] != "farpool":
         return not module.startswith(".")
     below = module.removeprefix("farpool").removeprefix(".")
-    return any(
-        below == allowed or (allowed and below.startswith(f"{allowed}.")) for allowed in ALLOWED[layer]
-    )
+    return any(below == allowed or (allowed and below.startswith(f"{allowed}.")) for allowed in ALLOWED[layer])
 
 
 @pytest.mark.parametrize("layer", ALLOWED)
@@ -105,9 +103,7 @@ def test_no_bare_import_of_a_folder(layer: str) -> None:
 
 def test_no_transport_imports_another() -> None:
     """So that asking for one loads no other."""
-    folders = [
-        path.name for path in FOLDERS["transports"].iterdir() if path.is_dir() and path.name != "__pycache__"
-    ]
+    folders = [path.name for path in FOLDERS["transports"].iterdir() if path.is_dir() and path.name != "__pycache__"]
     broken = {
         f"{path.relative_to(ROOT)} imports {module}"
         for path in files_of("transports")
@@ -147,9 +143,7 @@ import os, farpool.server.app as app
         "os",
         "farpool.server.app",
     }
-    assert set(
-        imports_of_python("from farpool import connect, server\nfrom . import x\nimport farpool.aio")
-    ) == {
+    assert set(imports_of_python("from farpool import connect, server\nfrom . import x\nimport farpool.aio")) == {
         "farpool",
         "farpool.server",
         ".",

@@ -40,9 +40,7 @@ def is_ours(value: object, module: str) -> bool:
 
 
 def public_names_of(owner: object, module: str) -> set[str]:
-    return {
-        name for name, value in vars(owner).items() if not name.startswith("_") and is_ours(value, module)
-    }
+    return {name for name, value in vars(owner).items() if not name.startswith("_") and is_ours(value, module)}
 
 
 def parameters_of_stub(node: Function) -> list[Parameter]:

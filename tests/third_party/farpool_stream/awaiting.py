@@ -1,7 +1,5 @@
 """The awaitable twin of a region."""
 
-# ruff: noqa: ASYNC109  the contract's methods take timeout=
-
 from __future__ import annotations
 
 import asyncio
