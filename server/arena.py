@@ -195,13 +195,10 @@ class DirectoryArena:
             statvfs = os.fstatvfs(self._fd)
             free, room = statvfs.f_bavail * statvfs.f_frsize, statvfs.f_blocks * statvfs.f_frsize
             return PoolFull(
-                f"asked for {format_bytes(charged)}; the file system of the arena {self.path} has "
-                f"{format_bytes(free)} free of "
-                f"{format_bytes(room)}, less than the pool's capacity: free slabs, or give the file system "
-                "more memory",
+                f"the file system of the arena {self.path} has {format_bytes(free)} free of {format_bytes(room)}; "
+                "free slabs, or give it more memory",
                 asked=charged,
-                free=free,
-                capacity=room,
+                file_system_free=free,
             )
         if error.errno in (errno.EFBIG, errno.EINVAL):
             return InvalidArgument(f"the arena's file system makes no file of {format_bytes(charged)}", asked=charged)

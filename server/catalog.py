@@ -269,12 +269,14 @@ class Catalog:
 
     def slabs(self) -> list[SlabRow]:
         """Return every slab in the order of ids."""
+        self._change()
         columns = "id, generation, slot, nbytes, tenant, name, lease, ttl, owner, deadline, reclaiming"
         rows = self._db.execute(f"SELECT {columns} FROM slabs ORDER BY id")  # noqa: S608  a constant
         return [SlabRow(*row) for row in rows]
 
     def holders(self) -> list[HolderRow]:
         """Return every holder."""
+        self._change()
         return [HolderRow(*row) for row in self._db.execute("SELECT slab, session, transport, mode FROM holders")]
 
     # Sessions -----------------------------------------------------------------------------------------
@@ -293,6 +295,7 @@ class Catalog:
 
     def sessions(self) -> list[SessionRow]:
         """Return the sessions that were alive."""
+        self._change()
         return [SessionRow(*row) for row in self._db.execute("SELECT id, tenant, secret_hash, pid FROM sessions")]
 
     def has_tenant(self, name: str) -> bool:
@@ -321,6 +324,7 @@ def writing() -> Generator[None]:
     except sqlite3.OperationalError as error:
         if "full" in str(error):
             raise PoolFull(
-                "the arena's file system has no room for the catalog; free slabs, or give it more memory"
+                "the arena's file system has no room for the catalog; free slabs, or give it more memory",
+                file_system_free=0,
             ) from error
         raise FarpoolError(f"the catalog cannot be written: {error}") from error

@@ -28,7 +28,7 @@ from farpool.protocol.messages import (
     encode_reply,
     request_id_of,
 )
-from farpool.server.peers import Peer, ProcessWatch, peer_of
+from farpool.server.peers import Peer, ProcessWatch, lacks_descriptors, peer_of
 from farpool.server.service import PoolService
 from farpool.server.sessions import Session, SessionEvent
 
@@ -50,6 +50,9 @@ WRITE_HIGH_BYTES: Final = 256 << 10
 
 WRITE_CAP_BYTES: Final = 8 << 20
 """Unsent bytes, events among them, at which a connection is given up; a reply is a frame of 1 MiB at most."""
+
+SPARE_DESCRIPTORS: Final = 8
+"""Descriptors that are kept from new connections, so that the sessions that are open can go on."""
 
 CLOSE_SECONDS: Final = 5.0
 """How long a closing connection may take to read what it was sent."""
@@ -124,6 +127,9 @@ class Connection(asyncio.Protocol):
         self._timer = self._plane.loop.call_later(HELLO_SECONDS, self._no_hello)
         if self._plane.strangers > MAX_STRANGERS:
             self._refuse(f"{MAX_STRANGERS} connections have not said hello yet")
+        elif lacks_descriptors(transport, SPARE_DESCRIPTORS):
+            reason = "the server has hardly a file descriptor left; raise its limit (LimitNOFILE, ulimit -n)"
+            self._refuse(reason, FarpoolError(reason))
 
     def data_received(self, data: bytes) -> None:
         """Answer every request that is whole now."""

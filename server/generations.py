@@ -97,8 +97,8 @@ class GenerationFile:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             raise PoolFull(
-                "the arena's file system has no room for one more slab's generation word; free slabs or "
-                "give it more memory"
+                "the arena's file system has no room for one more generation word; free slabs, or give it more memory",
+                file_system_free=0,
             ) from None
         self._backed = end
 

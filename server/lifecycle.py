@@ -14,9 +14,9 @@ from typing import Any, Final
 import structlog
 
 from farpool.native.mapping import Mapping as MemoryMapping
-from farpool.protocol.errors import PermissionDenied, PoolFull
+from farpool.protocol.errors import PermissionDenied
 from farpool.protocol.messages import encode_event
-from farpool.protocol.units import Lease, format_bytes
+from farpool.protocol.units import Lease
 from farpool.server.arena import Arena
 from farpool.server.catalog import Catalog, HolderRow, SessionRow, SlabRow
 from farpool.server.dataplanes import DataPlanes
@@ -96,9 +96,9 @@ class Lifecycle:
         """Make the memory of a prepared slab; undo the preparation if that fails."""
         try:
             self.arena.create(slab.id, slab.nbytes)
-        except BaseException as error:
+        except BaseException:
             self._abandon(slab)
-            raise self._in_numbers_of_the_pool(error, slab) from error
+            raise
 
     async def make_long(self, session: Session, slab: Slab) -> None:
         """Do the same in a thread; raise ``PermissionDenied`` if the session ends meanwhile."""
@@ -110,9 +110,9 @@ class Lifecycle:
         except asyncio.CancelledError:
             making.add_done_callback(lambda _: self._abandon(slab))
             raise
-        except BaseException as error:
+        except BaseException:
             self._abandon(slab)
-            raise self._in_numbers_of_the_pool(error, slab) from error
+            raise
         if not session.alive:
             self._abandon(slab)
             raise PermissionDenied(f"session {session.id} ended while its slab was being made")
@@ -229,17 +229,6 @@ class Lifecycle:
             self.arena.remove(slab.id)
         self.generations.release_slot(slab.slot)
         self.slabs.abandon(slab)
-
-    def _in_numbers_of_the_pool(self, error: BaseException, slab: Slab) -> BaseException:
-        if not isinstance(error, PoolFull):
-            return error
-        free, capacity = self.slabs.free, self.slabs.capacity
-        return PoolFull(
-            f"{error.message} (the pool counts {format_bytes(free)} free of {format_bytes(capacity)})",
-            asked=slab.charged,
-            free=min(free, error.details.get("free", free)),
-            capacity=capacity,
-        )
 
     # Sessions -----------------------------------------------------------------------------------------
 

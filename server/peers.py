@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import socket
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Peer", "ProcessWatch", "peer_of"]
+__all__ = ["Peer", "ProcessWatch", "lacks_descriptors", "peer_of"]
 
 _CREDENTIALS = struct.Struct("iII")
 """``struct ucred``: pid, uid, gid (unix(7))."""
@@ -32,8 +33,12 @@ def peer_of(transport: asyncio.BaseTransport) -> Peer:
     """Return who is connected through *transport*."""
     kernel_socket = transport.get_extra_info("socket")
     if kernel_socket is not None and kernel_socket.family == socket.AF_UNIX:
-        with socket.socket(fileno=os.dup(kernel_socket.fileno())) as ours:
+        # uvloop's socket object has no getsockopt; ours borrows the descriptor, since there may be none left.
+        ours = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=kernel_socket.fileno())
+        try:
             credentials = ours.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        finally:
+            ours.detach()
         pid, uid, _ = _CREDENTIALS.unpack(credentials)
         # A process of another pid namespace is shown as 0.
         return Peer(f"unix:pid={pid},uid={uid}", pid or None, uid)
@@ -42,6 +47,13 @@ def peer_of(transport: asyncio.BaseTransport) -> Peer:
         return Peer("unknown")
     host, port = name[0], name[1]
     return Peer(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+
+
+def lacks_descriptors(transport: asyncio.BaseTransport, spare: int) -> bool:
+    """Tell whether fewer than *spare* descriptors are left; the kernel gives each new one the lowest free number."""
+    kernel_socket = transport.get_extra_info("socket")
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return kernel_socket is not None and limit != resource.RLIM_INFINITY and kernel_socket.fileno() >= limit - spare
 
 
 class ProcessWatch:

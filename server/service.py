@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Generator
 from importlib.metadata import version
 from typing import Final, Protocol
 
 import structlog
 
-from farpool.protocol.errors import FarpoolError, InvalidArgument, PermissionDenied, ProtocolError
+from farpool.protocol.errors import FarpoolError, InvalidArgument, PermissionDenied, PoolFull, ProtocolError
 from farpool.protocol.messages import (
     PAGE_SLABS,
     PROTOCOL_VERSION,
@@ -33,7 +34,7 @@ from farpool.protocol.messages import (
     Stat,
     Welcome,
 )
-from farpool.protocol.units import parse_lease, parse_size, validate_name
+from farpool.protocol.units import format_bytes, parse_lease, parse_size, validate_name
 from farpool.server.catalog import DEFAULT_TENANT
 from farpool.server.deadlines import Clock
 from farpool.server.lifecycle import LONG_BYTES, REVOKED, Lifecycle
@@ -142,15 +143,34 @@ class PoolService:
         lease = parse_lease(request.lease)
         if request.transport:
             self.life.planes.check(request.transport)
-        slab = self.life.prepare(session, nbytes, name, lease)
-        if slab.charged > LONG_BYTES:
-            return self._allocate_long(session, slab, request.transport)
-        self.life.make(slab)
-        return self._admitted(session, slab, request.transport)
+        with self._numbers(nbytes):
+            slab = self.life.prepare(session, nbytes, name, lease)
+            if slab.charged > LONG_BYTES:
+                return self._allocate_long(session, slab, request.transport)
+            self.life.make(slab)
+            return self._admitted(session, slab, request.transport)
 
     async def _allocate_long(self, session: Session, slab: Slab, transport: str) -> Attached:
-        await self.life.make_long(session, slab)
-        return self._admitted(session, slab, transport)
+        with self._numbers(slab.nbytes):
+            await self.life.make_long(session, slab)
+            return self._admitted(session, slab, transport)
+
+    @contextlib.contextmanager
+    def _numbers(self, nbytes: int) -> Generator[None]:
+        """Add what was asked, what is free and the capacity to a ``PoolFull`` that another part raised."""
+        try:
+            yield
+        except PoolFull as error:
+            if "capacity" in error.details:
+                raise
+            free, capacity = self.life.slabs.free, self.life.slabs.capacity
+            raise PoolFull(
+                f"asked for {format_bytes(nbytes)}; {format_bytes(free)} of the pool's {format_bytes(capacity)} "
+                f"are free, but {error.message}",
+                asked=nbytes,
+                free=min(free, error.details.get("file_system_free", free)),
+                capacity=capacity,
+            ) from error
 
     def _admitted(self, session: Session, slab: Slab, transport: str) -> Attached:
         params = self.life.admit(session, slab, transport)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import socket
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -143,6 +144,19 @@ def memory_folder() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="farpool-test-", dir="/dev/shm"))
     yield folder
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+def small_file_system(memory_folder: Path) -> Iterator[Path]:
+    """A tmpfs of 1 MiB, for root; others skip."""
+    folder = memory_folder / "small"
+    folder.mkdir()
+    try:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "farpool-test", folder], check=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this user may not mount a tmpfs")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
 
 
 class FakeClock:
