@@ -14,30 +14,13 @@ from libc.string cimport memcpy, strerror
 from farpool.native.clock cimport now_ns, to_ns
 from farpool.native.libatomics cimport fetch_add_word, load_word
 from farpool.native.libfcntl cimport (
-    F_GETFL,
-    O_CLOEXEC,
-    O_CREAT,
-    O_EXCL,
-    O_NOFOLLOW,
-    O_NONBLOCK,
-    O_RDWR,
-    fallocate,
-    fcntl,
-    openat,
+    F_GETFL, O_CLOEXEC, O_CREAT, O_EXCL, O_NOFOLLOW, O_NONBLOCK, O_RDWR, fallocate, fcntl, openat,
     unlinkat,
 )
 from farpool.native.libmman cimport MAP_FAILED, MAP_SHARED, PROT_READ, PROT_WRITE, mmap, munmap
 from farpool.native.libsocket cimport (
-    MSG_NOSIGNAL,
-    MSG_WAITALL,
-    SO_RCVTIMEO,
-    SO_SNDTIMEO,
-    SOL_SOCKET,
-    close_fd,
-    recv,
-    send,
-    setsockopt,
-    timeval,
+    MSG_NOSIGNAL, MSG_WAITALL, SO_RCVTIMEO, SO_SNDTIMEO, SOL_SOCKET, close_fd, recv, send,
+    setsockopt, timeval,
 )
 
 from farpool.protocol.errors import DeadlineExceeded, InvalidArgument, OutOfBounds, ServerLost
@@ -52,8 +35,7 @@ cdef extern from *:
 # Seconds that a loop over memory may run: Ctrl-C is seen only at its end.
 cdef double LONGEST = 60.0
 
-# Bytes that a pipelined ping-pong may have waiting in its lesser direction: socket buffers always hold so
-# many.
+# Bytes that a pipelined ping-pong may have waiting in its lesser direction: socket buffers always hold that.
 cdef int64_t SMALL_SIDE = 64 << 10
 
 
