@@ -40,7 +40,7 @@ lint: $(MADE)/lint $(MADE)/built
 	$(call say,ruff; cython-lint; codespell; import-linter)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/cython-lint cython
+	@PATH="$(CURDIR)/$(BIN):$$PATH" cython-lint cython
 	@$(BIN)/codespell
 	@$(BIN)/lint-imports
 
