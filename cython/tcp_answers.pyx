@@ -9,9 +9,10 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 
 from farpool.native.libsocket cimport MSG_DONTWAIT, MSG_NOSIGNAL, iovec, msghdr, sendmsg
+from farpool.native.operation cimport STATUS_OK, STATUS_STALE
 from farpool.native.slab_table cimport Entry, pin, unpin
 from farpool.native.tcp_connection cimport DROP, KEEP, MOST_REPLIES
-from farpool.native.tcp_wire cimport STATUS_OK, STATUS_STALE, WIRE_MAGIC, Answer
+from farpool.native.tcp_wire cimport WIRE_MAGIC, Answer
 
 cdef enum:
     MOST_PIECES = 256       # iovecs in one call

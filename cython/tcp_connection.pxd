@@ -1,8 +1,9 @@
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from farpool.native.libpthread cimport pthread_mutex_t
+from farpool.native.operation cimport OP_LAST, Part
 from farpool.native.slab_table cimport Entry
-from farpool.native.tcp_wire cimport OP_LAST, SECRET_BYTES, Answer, Part, Request
+from farpool.native.tcp_wire cimport SECRET_BYTES, Answer, Request
 
 cdef enum:
     STAGE_BYTES = 131072        # input of one receive: a READV's header and all its parts fit twice

@@ -13,10 +13,7 @@ from libc.string cimport memcpy, memset
 from farpool.native.libatomics cimport compare_swap_word, fetch_add_word, load_count, load_word, store_word
 from farpool.native.libpthread cimport pthread_mutex_lock, pthread_mutex_unlock
 from farpool.native.libsocket cimport MSG_DONTWAIT, iovec, msghdr, recvmsg, write
-from farpool.native.slab_table cimport Entry, pin, unpin
-from farpool.native.tcp_answers cimport flush, owe, owe_bytes, span_advance, span_clear
-from farpool.native.tcp_wire cimport (
-    MOST_PARTS,
+from farpool.native.operation cimport (
     OP_COMPARE_SWAP,
     OP_FETCH_ADD,
     OP_HELLO,
@@ -33,9 +30,10 @@ from farpool.native.tcp_wire cimport (
     STATUS_REFUSED,
     STATUS_STALE,
     STATUS_VERSION,
-    WIRE_MAGIC,
-    WIRE_VERSION,
 )
+from farpool.native.slab_table cimport Entry, pin, unpin
+from farpool.native.tcp_answers cimport flush, owe, owe_bytes, span_advance, span_clear
+from farpool.native.tcp_wire cimport MOST_PARTS, WIRE_MAGIC, WIRE_VERSION
 
 cdef enum:
     MOST_ROUNDS = 8         # receives before other connections have their turn
@@ -188,6 +186,7 @@ cdef int execute(Worker *worker, Connection *connection, const Request *request,
     elif status == STATUS_OK and request.length and request.operation in (OP_READ, OP_READV):
         owe_bytes(connection, request, parts, request.operand if vector else 1)
     else:
+        free(parts)     # a batch of empty parts
         owe(connection, request, status, detail)
     return KEEP
 

@@ -1,6 +1,7 @@
 from libc.stdint cimport int64_t, uint64_t
 
 from farpool.native.libsocket cimport iovec
+from farpool.native.loans cimport Loans
 from farpool.native.stream cimport Stream
 from farpool.native.tcp_wire cimport Answer, Request
 
@@ -17,15 +18,10 @@ cdef class TcpChannel:
                       uint64_t expected, int64_t deadline) except -3 nogil
 
 
-cdef class TcpPeer:
-    cdef list idle                  # channels nobody uses; the last one used is the first to be used again
-    cdef readonly int opened        # channels that exist
-    cdef readonly int limit
-    cdef object free                # condition: a channel came back, or may be opened
+cdef class TcpPeer(Loans):
     cdef readonly tuple address
     cdef readonly bytes hello       # the header that opens a connection
     cdef readonly uint64_t version  # counts the credentials
-    cdef readonly bint closed
 
     cdef TcpChannel take(self, int64_t deadline)
     cdef TcpChannel connect(self, int64_t deadline)

@@ -1,4 +1,9 @@
-class TcpPeer:
+from farpool.native.loans import Loans
+
+class TcpChannel:
+    """One data connection; its peer makes it."""
+
+class TcpPeer(Loans):
     """The data connections of one session: opened when needed, at most *limit*, each used by one operation at a time.
 
     Thread-safe.
@@ -6,17 +11,11 @@ class TcpPeer:
 
     def __init__(self, limit: int = 8) -> None: ...
     @property
-    def opened(self) -> int: ...
-    @property
-    def limit(self) -> int: ...
-    @property
     def hello(self) -> bytes:
         """The header that opens a data connection."""
     @property
     def version(self) -> int:
         """How often the credentials have changed."""
-    @property
-    def closed(self) -> bool: ...
     @property
     def address(self) -> tuple[str, int]: ...
     def configure(self, host: str, port: int, slot: int, secret: bytes) -> None:

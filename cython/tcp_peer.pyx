@@ -8,16 +8,16 @@ from libc.errno cimport EAGAIN, errno
 from libc.stdint cimport uint32_t
 
 import socket
-import threading
 
 from farpool.native.clock cimport now_ns
 from farpool.native.fork cimport forks
 from farpool.native.libsocket cimport MSG_DONTWAIT, MSG_PEEK, close_fd, recv
+from farpool.native.operation cimport STATUS_OK, STATUS_REFUSED, STATUS_VERSION
 from farpool.native.stream cimport CLOSED, DONE, EXPIRED, advance, receive_all, receive_some, send_all, stream_init
-from farpool.native.tcp_wire cimport STATUS_OK, STATUS_REFUSED, STATUS_VERSION, WIRE_MAGIC
+from farpool.native.tcp_wire cimport WIRE_MAGIC
 
 from farpool.native.tcp_wire import pack_hello
-from farpool.protocol.errors import AuthenticationFailed, DeadlineExceeded, ProtocolError, ServerLost, StaleSlab
+from farpool.protocol.errors import AuthenticationFailed, DeadlineExceeded, ProtocolError, ServerLost
 
 cdef enum:
     IDLE_NS = 20000000      # a connection that rested longer is looked at before it is used
@@ -75,13 +75,11 @@ cdef class TcpChannel:
         return outcome
 
 
-cdef class TcpPeer:
+cdef class TcpPeer(Loans):
     """The data connections of one session; see the stub for the contract."""
 
     def __init__(self, int limit=8):
-        self.idle = []
-        self.limit = limit
-        self.free = threading.Condition()
+        Loans.__init__(self, limit)
         self.address = ("", 0)
         self.hello = b""
 
@@ -97,27 +95,16 @@ cdef class TcpPeer:
         """Borrow a connection. Raises ``ServerLost``, ``DeadlineExceeded``, ``AuthenticationFailed``."""
         cdef TcpChannel channel
         while True:
-            if self.closed:
-                raise StaleSlab("the pool is closed; connect again")
-            while self.idle:
-                channel = self.idle.pop()
-                if channel.version == self.version and not channel.ended():
-                    return channel
-                self.discard(channel)
-            if self.opened < self.limit:
-                self.opened += 1
+            channel = self.borrow(deadline)
+            if channel is None:
                 try:
                     return self.connect(deadline)
                 except BaseException:
-                    self.discard(None)
+                    self.write_off()
                     raise
-            with self.free:
-                if not self.idle and self.opened >= self.limit:
-                    left = (deadline - now_ns()) / 1e9
-                    if left <= 0 or not self.free.wait(left):
-                        raise DeadlineExceeded(
-                            f"all {self.limit} data connections stayed busy until the deadline; raise timeout="
-                        )
+            if channel.version == self.version and not channel.ended():
+                return channel
+            self.discard(channel)
 
     cdef TcpChannel connect(self, int64_t deadline):
         """Open a connection and say hello."""
@@ -171,21 +158,13 @@ cdef class TcpPeer:
         """Return a connection that is between two exchanges."""
         if self.closed or channel.version != self.version:
             self.discard(channel)
-            return
-        self.idle.append(channel)
-        if self.opened >= self.limit:
-            self.notify()
+        else:
+            self.give_back(channel)
 
     cdef void discard(self, TcpChannel channel):
         """Close a connection that is in the middle of an exchange, or of no more use."""
-        if channel is not None:
-            channel.close()
-        self.opened -= 1
-        self.notify()
-
-    def notify(self):
-        with self.free:
-            self.free.notify()
+        channel.close()
+        self.write_off()
 
     def close(self):
         """Close the idle connections, and the others when their operation ends. Idempotent."""

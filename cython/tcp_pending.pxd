@@ -1,8 +1,9 @@
 from libc.stdint cimport int64_t
 
 from farpool.native.libsocket cimport iovec
+from farpool.native.operation cimport Part
 from farpool.native.tcp_region cimport TcpRegion
-from farpool.native.tcp_wire cimport Part, Request
+from farpool.native.tcp_wire cimport Request
 
 
 cdef class Pending:

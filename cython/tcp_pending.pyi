@@ -1,1 +1,2 @@
-"""Nothing here for Python: ``tcp_pending.pxd`` declares what the pipeline cimports."""
+class Pending:
+    """One request in flight of a pipelined data connection; its pipeline makes it."""

@@ -16,6 +16,8 @@ class TcpPipeline:
     def __init__(self, fd: int, loop: asyncio.AbstractEventLoop) -> None: ...
     @property
     def closed(self) -> bool: ...
+    def usable(self) -> bool:
+        """Tell whether a request may be sent: a connection that rested is looked at, since its end was not seen yet."""
     @property
     def pending(self) -> int:
         """Requests that have no answer yet, cancelled ones included."""
@@ -33,5 +35,11 @@ class TcpPipeline:
     def compare_swap(
         self, region: TcpRegion, offset: int, expected: int, new: int, deadline: float
     ) -> asyncio.Future[int]: ...
+    def on_readable(self) -> None:
+        """Receive once, and finish the requests that are answered; the loop calls it."""
+    def on_writable(self) -> None:
+        """Send as much as the socket takes; the loop calls it."""
+    def on_timer(self) -> None:
+        """Fail the requests whose deadline has passed; the loop calls it."""
     def close(self) -> None:
         """Fail what is in flight with ``ServerLost`` and close the connection. Idempotent."""

@@ -13,12 +13,18 @@ from collections import deque
 
 from farpool.native.checks cimport as_addend, as_offset, as_word, raise_misaligned
 from farpool.native.clock cimport now_ns, to_ns
-from farpool.native.libsocket cimport MSG_DONTWAIT, MSG_NOSIGNAL, close_fd, iovec, msghdr, recvmsg, sendmsg
-from farpool.native.stream cimport advance
-from farpool.native.tcp_pending cimport Pending
-from farpool.native.tcp_region cimport TcpRegion
-from farpool.native.tcp_wire cimport (
-    MOST_PARTS,
+from farpool.native.libsocket cimport (
+    MSG_DONTWAIT,
+    MSG_NOSIGNAL,
+    MSG_PEEK,
+    close_fd,
+    iovec,
+    msghdr,
+    recv,
+    recvmsg,
+    sendmsg,
+)
+from farpool.native.operation cimport (
     OP_COMPARE_SWAP,
     OP_FETCH_ADD,
     OP_LOAD,
@@ -28,16 +34,18 @@ from farpool.native.tcp_wire cimport (
     OP_WRITE,
     OP_WRITEV,
     STATUS_OK,
-    WIRE_MAGIC,
-    Answer,
-    Request,
 )
+from farpool.native.stream cimport advance
+from farpool.native.tcp_pending cimport Pending
+from farpool.native.tcp_region cimport TcpRegion
+from farpool.native.tcp_wire cimport MOST_PARTS, WIRE_MAGIC, Answer, Request
 
 from farpool.protocol.errors import DeadlineExceeded, InvalidArgument, ServerLost
 
 cdef enum:
     STAGE = 65536           # bytes received at most beside those that go straight to a buffer
     MOST_PIECES = 256       # iovecs in one system call
+    IDLE_NS = 20000000      # a connection that rested longer is looked at before it is used
 
 
 cdef class TcpPipeline:
@@ -78,6 +86,17 @@ cdef class TcpPipeline:
     def closed(self):
         """Whether the connection has ended."""
         return self.fd < 0
+
+    def usable(self):
+        """Tell whether a request may be sent: a connection that rested is looked at, since its end was not seen yet."""
+        cdef char byte
+        cdef ssize_t got
+        if self.fd < 0:
+            return False
+        if self.pending or now_ns() - self.heard < IDLE_NS:
+            return True
+        got = recv(self.fd, &byte, 1, MSG_DONTWAIT | MSG_PEEK)
+        return got < 0 and errno == EAGAIN
 
     @property
     def pending(self):
@@ -358,7 +377,7 @@ cdef class TcpPipeline:
         if pending.future.done():
             return
         try:
-            pending.region.judge(&pending.request, answer, pending.request.length)
+            pending.region.judge(pending.request.offset, pending.request.length, answer.status, answer.detail)
         except Exception as error:
             pending.future.set_exception(error)
 

@@ -21,6 +21,8 @@ class TcpReactor:
         hello_timeout: float = 5.0,
     ) -> None: ...
     def start(self) -> None: ...
+    def run_worker(self, index: int) -> None:
+        """Serve until ``stop``; the body of one thread."""
     def stop(self) -> None:
         """End the threads and close every data connection. Idempotent."""
     def admit(self, session: int, secret: bytes) -> int:

@@ -73,7 +73,7 @@ from farpool.native.tcp_connection cimport (
 )
 from farpool.native.tcp_wire cimport SECRET_BYTES
 
-from farpool.native.tcp_wire import OPERATIONS
+from farpool.native import tcp_wire
 from farpool.protocol.errors import InvalidArgument, PoolFull
 
 cdef enum:
@@ -384,9 +384,9 @@ cdef class TcpReactor:
     def counters(self):
         """Return the counters since the start: operations by name, bytes_read, bytes_written, errors, connections."""
         cdef int i
-        cdef dict total = dict.fromkeys([*OPERATIONS, "bytes_read", "bytes_written", "errors", "accepted"], 0)
+        cdef dict total = dict.fromkeys([*tcp_wire.OPERATIONS, "bytes_read", "bytes_written", "errors", "accepted"], 0)
         for i in range(self.count):
-            for name, number in OPERATIONS.items():
+            for name, number in tcp_wire.OPERATIONS.items():
                 total[name] += self.workers[i].counters.operations[<int> number]
             total["bytes_read"] += self.workers[i].counters.bytes_read
             total["bytes_written"] += self.workers[i].counters.bytes_written

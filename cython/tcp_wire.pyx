@@ -3,6 +3,25 @@
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.string cimport memcpy
 
+from farpool.native.operation cimport (
+    OP_COMPARE_SWAP,
+    OP_FETCH_ADD,
+    OP_HELLO,
+    OP_LOAD,
+    OP_READ,
+    OP_READV,
+    OP_STORE,
+    OP_WRITE,
+    OP_WRITEV,
+    STATUS_INVALID,
+    STATUS_OK,
+    STATUS_OUT_OF_BOUNDS,
+    STATUS_READ_ONLY,
+    STATUS_REFUSED,
+    STATUS_STALE,
+    STATUS_VERSION,
+)
+
 from farpool.protocol.errors import InvalidArgument, ProtocolError
 
 MAGIC = WIRE_MAGIC

@@ -39,7 +39,7 @@ class AwaitableConnection:
     def current(self) -> TcpPipeline | None:
         """Return the connection if it is open and its credentials are still the session's."""
         pipeline = self._pipeline
-        if pipeline is None or pipeline.closed or self._version != self._peer.version:
+        if pipeline is None or self._version != self._peer.version or not pipeline.usable():
             return None
         return pipeline
 
