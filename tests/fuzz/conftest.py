@@ -14,7 +14,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +216,15 @@ def exchange(connection: socket.socket, *pieces: bytes) -> bytes:
             continue
         except (ConnectionResetError, BrokenPipeError):
             return bytes(received)  # it was closed with bytes of ours unread
+
+
+def pour(connection: socket.socket, batch: bytes, *, most: int) -> None:
+    """Send *batch* over and over, and read nothing, until the peer takes no more; *most* bytes are too many."""
+    sent = 0
+    while select.select([], [connection], [], 0.3)[1]:
+        with suppress(BlockingIOError):
+            sent += connection.send(memoryview(batch)[sent % len(batch) :], socket.MSG_DONTWAIT)
+        assert sent < most, "the server goes on reading requests whose answers nobody takes"
 
 
 def messages_in(data: bytes) -> list[list[Any]]:
