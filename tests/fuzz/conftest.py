@@ -25,6 +25,9 @@ from tests.conftest import settle, traces_of
 
 import farpool
 from farpool.client.pool import Pool
+from farpool.client.slab import Slab
+from farpool.native.tcp_wire import ANSWER_BYTES, MAGIC, STATUSES, pack_hello, pack_request, unpack_answer
+from farpool.native.tcp_wire import OPERATIONS as DATA_OPERATIONS
 from farpool.protocol.framing import FrameDecoder, decode_payload
 from farpool.protocol.messages import OPERATIONS, Hello, encode_request
 from farpool.server.embedded import EmbeddedServer
@@ -40,6 +43,11 @@ GROWTH = 32 << 20
 
 SLAB_BYTES = 64 << 10
 
+NBYTES = 8192
+"""Size of the slab that strangers may write at the data port."""
+
+
+DATA_NAMES = {number: name for name, number in DATA_OPERATIONS.items()}
 
 # What strangers may say: values of any kind, and requests with some of their parts right.
 ATOMS = st.one_of(
@@ -242,6 +250,67 @@ def hello_frame(request_id: int = 1) -> bytes:
     return encode_request(request_id, Hello(protocol=1, client="a stranger"))
 
 
+# The tcp data port -------------------------------------------------------------------------------------------------
+
+
+class DataStranger:
+    """A session whose owner speaks to the data port by hand."""
+
+    def __init__(self, pool: Pool, slab: Slab) -> None:
+        self.pool = pool
+        self.slab = slab
+        params = slab.attachment.ticket.params
+        self.address: tuple[str, int] = (params["host"], params["port"])
+        self.handle: int = params["handle"]
+        self.generation = slab.generation
+        self.secret: bytes = params["secret"]
+        self.slot: int = params["slot"]
+        self.hello = pack_hello(self.slot, self.secret)
+
+    def connect(self) -> socket.socket:
+        """Return a connection that has not said hello."""
+        return connect_to(self.address)
+
+    def talk(self, *pieces: bytes) -> list[tuple[str, bytes]]:
+        """Say hello and send *pieces*; return the status and the bytes of each answer to them."""
+        with self.connect() as connection:
+            answers = answers_in(exchange(connection, self.hello, *pieces))
+        assert answers[:1] in ([("ok", b"")], [])  # an end for garbage may overtake even the answer to the hello
+        return answers[1:]
+
+    def request(self, operation: str, offset: int = 0, length: int = 0, operand: int = 0) -> bytes:
+        """Return one request on the stranger's own slab."""
+        return pack_request(
+            DATA_OPERATIONS[operation],
+            handle=self.handle,
+            generation=self.generation,
+            offset=offset,
+            length=length,
+            operand=operand,
+        )
+
+
+def answers_in(data: bytes) -> list[tuple[str, bytes]]:
+    """Return status and bytes of each whole answer; a word's old value stands for its bytes."""
+    answers: list[tuple[str, bytes]] = []
+    place = 0
+    while len(data) - place >= ANSWER_BYTES:
+        header = unpack_answer(data[place : place + ANSWER_BYTES])
+        assert header["magic"] == MAGIC
+        place += ANSWER_BYTES
+        status, payload = STATUSES[header["status"]], data[place : place + header["length"]]
+        if len(payload) < header["length"]:
+            break
+        if status == "ok" and DATA_NAMES[header["operation"]] in ("load", "fetch_add", "compare_swap"):
+            payload = header["detail"].to_bytes(8, "little")
+        answers.append((status, payload))
+        place += header["length"]
+    return answers
+
+
+# The server --------------------------------------------------------------------------------------------------------
+
+
 @pytest.fixture(scope="module")
 def target() -> Iterator[Target]:
     """Run a server with its neighbours, and hold it to its memory, descriptors, slabs and sockets at the end."""
@@ -262,3 +331,17 @@ def target() -> Iterator[Target]:
         assert neighbours[0].pool.stat().sessions == len(neighbours)
         assert target.memory() - memory < GROWTH, "the server's memory grew"
         assert not [entry for entry in target.log() if entry["level"] in ("error", "critical")]
+
+
+@pytest.fixture(scope="module")
+def owner(target: Target) -> Iterator[DataStranger]:
+    """A stranger with a slab that it may write."""
+    with farpool.connect(target.server.url, transport="tcp") as pool:
+        yield DataStranger(pool, pool.allocate(NBYTES, name="strange"))
+
+
+@pytest.fixture(scope="module")
+def reader(target: Target, owner: DataStranger) -> Iterator[DataStranger]:
+    """Another one, which may only read it."""
+    with farpool.connect(target.server.url, transport="tcp") as pool:
+        yield DataStranger(pool, pool.open("strange", mode="r"))
