@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,9 @@ from farpool.transports.cxl.descriptors import DescriptorAnswer, DescriptorReque
 __all__ = ["CxlClient"]
 
 PROBE_SECONDS = 2.0
+
+BUSY_PAUSE = 0.010
+"""Seconds before a socket whose queue of connections is full is tried again."""
 
 
 @dataclass(slots=True)
@@ -161,13 +165,21 @@ class CxlClient:
 
 def _connect(path: str, timeout: float) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    end = time.monotonic() + timeout
     try:
         connection.settimeout(timeout)
-        connection.connect(path)
+        while True:
+            try:
+                connection.connect(path)
+            except BlockingIOError:  # its queue of connections is full
+                if time.monotonic() >= end:
+                    raise TimeoutError("its queue of connections stayed full") from None
+                time.sleep(BUSY_PAUSE)
+            else:
+                return connection
     except BaseException:
         connection.close()
         raise
-    return connection
 
 
 def _connect_or_raise(path: str, timeout: float) -> socket.socket:
