@@ -294,6 +294,8 @@ class Server:
             listening.close()
 
     def _reload(self) -> None:
+        if not self._ready:
+            return
         notify_reloading()
         try:
             wanted = self.settings.reloaded()

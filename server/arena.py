@@ -103,8 +103,9 @@ class DirectoryArena:
             undo.callback(os.close, self.control_fd)
             self._lock_fd = _lock(path, self.control_fd)
             undo.callback(os.close, self._lock_fd)
-            self.page = max(os.fstatvfs(self._fd).f_bsize, 4096)
             self.file_system = file_system_of(os.fstat(self._fd).st_dev)
+            huge = self.file_system == "hugetlbfs"
+            self.page = os.fstatvfs(self._fd).f_bsize if huge else os.sysconf("SC_PAGESIZE")
             undo.pop_all()
 
     @property

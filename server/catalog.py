@@ -126,8 +126,11 @@ class Catalog:
             self._open(durable)
         except sqlite3.Error as error:
             self._db.close()
-            if isinstance(error, sqlite3.OperationalError) and "full" in str(error):
-                raise ConfigurationError(f"the catalog {path} has no room: {error}; free space in the arena") from None
+            if isinstance(error, sqlite3.OperationalError):
+                mend = (
+                    "free space in the arena" if "full" in str(error) else "mend its file system, or name another arena"
+                )
+                raise ConfigurationError(f"the catalog {path} cannot be used: {error}; {mend}") from None
             raise ConfigurationError(
                 f"the catalog {path} is damaged ({error}); move it away to start with an empty pool, or restore a copy"
             ) from None

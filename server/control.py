@@ -220,17 +220,15 @@ class Connection(asyncio.Protocol):
             self._refuse(str(error), error)
             return
         try:
-            request = decode_request(message)
-            reply = self._answer(request_id, request)
-        except FarpoolError as error:
-            self._fail(request_id, error)
-        except Exception as error:  # noqa: BLE001  one request's bug must not take the loop down
-            self._fail(request_id, self._internal(error))
-        else:
+            reply = self._answer(request_id, decode_request(message))
             if isinstance(reply, Reply):
                 self._reply(request_id, reply)
             elif reply is not None:
                 self._await(request_id, reply)
+        except FarpoolError as error:
+            self._fail(request_id, error)
+        except Exception as error:  # noqa: BLE001  one request's bug must not take the loop down
+            self._fail(request_id, self._internal(error))
 
     def _answer(self, request_id: int, request: Request) -> Reply | Awaitable[Reply] | None:
         service = self._plane.service
@@ -288,6 +286,9 @@ class Connection(asyncio.Protocol):
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._working.discard(task)
+        if self.session is not None:
+            # Its heartbeats may have waited behind the work: the client was waiting for us, and not silent.
+            self._plane.service.hear(self.session)
         self._work()
 
     def _reply(self, request_id: int, reply: Reply) -> None:

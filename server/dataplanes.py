@@ -6,8 +6,9 @@ configuration.
 
 from __future__ import annotations
 
+import contextlib
 import errno
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import structlog
@@ -51,11 +52,11 @@ class DataPlanes:
                 raise ConfigurationError(f"transport {name}: {error}") from None
             self._reasons[name] = str(error)
             log.warning("transport unavailable", transport=name, reason=str(error))
-        except OSError as error:
+        except Exception as error:
             if _is_port_problem(error):
                 raise ConfigurationError(f"transport {name}: {error}; choose another with --data-listen") from None
             self._reasons[name] = f"it could not start: {error}"
-            log.warning("transport unavailable", transport=name, reason=str(error))
+            log.exception("transport failed to start", transport=name)
         else:
             self._planes[name] = plane
 
@@ -70,9 +71,13 @@ class DataPlanes:
 
     def offers(self) -> list[Offer]:
         """Return what a session is told of each transport."""
-        offers = [
-            Offer(transport=name, available=True, params=dict(plane.offer())) for name, plane in self._planes.items()
-        ]
+        offers: list[Offer] = []
+        for name, plane in self._planes.items():
+            try:
+                offers.append(Offer(transport=name, available=True, params=dict(plane.offer())))
+            except Exception as error:
+                log.exception("transport failed to make its offer", transport=name)
+                offers.append(Offer(transport=name, available=False, reason=f"it failed on the server: {error}"))
         offers.extend(Offer(transport=name, available=False, reason=why) for name, why in self._reasons.items())
         return offers
 
@@ -105,18 +110,21 @@ class DataPlanes:
     def withdraw(self, name: str, slab: Slab, session_id: int) -> None:
         """Take the slab from one session."""
         if (plane := self._planes.get(name)) is not None:
-            plane.withdraw(slab, session_id)
+            with _logged(name, "withdraw"):
+                plane.withdraw(slab, session_id)
 
     def revoke(self, slab: Slab, names: set[str]) -> None:
         """Take the slab from everybody who had it over the transports *names*."""
         for name in names:
             if (plane := self._planes.get(name)) is not None:
-                plane.revoke(slab)
+                with _logged(name, "revoke"):
+                    plane.revoke(slab)
 
     def end_session(self, session_id: int) -> None:
         """Close what a session has open on any data plane."""
-        for plane in self._planes.values():
-            plane.end_session(session_id)
+        for name, plane in self._planes.items():
+            with _logged(name, "end_session"):
+                plane.end_session(session_id)
 
     def counters(self) -> dict[str, dict[str, Any]]:
         """Return by transport whether it is available, why not, and its counters."""
@@ -125,6 +133,15 @@ class DataPlanes:
         }
         report.update({name: {"available": False, "reason": why} for name, why in self._reasons.items()})
         return report
+
+
+@contextlib.contextmanager
+def _logged(transport: str, call: str) -> Generator[None]:
+    # What ends must end, whatever a third party's transport makes of it.
+    try:
+        yield
+    except Exception:
+        log.exception("transport failed", transport=transport, call=call)
 
 
 def _is_port_problem(error: BaseException | None) -> bool:

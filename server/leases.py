@@ -45,7 +45,7 @@ class Leases:
         if owner is None:
             return slab.deadline
         if owner.state is SessionState.CONNECTED:
-            return owner.last_seen + max(ttl, self._sessions.timing.session_timeout / 2)
+            return owner.last_seen + max(ttl, owner.timeout / 2)
         return max(owner.last_seen + ttl, self._sessions.deadline(owner))
 
     def orphan(self, slab: Slab, owner: Session) -> float:

@@ -24,7 +24,7 @@ from farpool.server.deadlines import Clock, Deadlines
 from farpool.server.generations import GenerationFile
 from farpool.server.leases import Leases
 from farpool.server.sessions import Channel, Session, SessionEvent, SessionTable, Timing
-from farpool.server.slabs import Slab, SlabTable
+from farpool.server.slabs import Slab, SlabTable, close_mapping
 from farpool.transports.contract import Mode
 
 __all__ = ["LONG_BYTES", "Lifecycle"]
@@ -171,6 +171,7 @@ class Lifecycle:
             audience.add(slab.owner)
         self.slabs.retire(slab)
         self._unpublish(slab)
+        self.generations.release_slot(slab.slot)
         for session_id, transport in list(slab.holders):
             if not self.planes.may_map(transport):
                 self.slabs.let_go(slab, session_id, transport)
@@ -214,7 +215,6 @@ class Lifecycle:
         if slab.holders or slab.id in self._removing:
             return
         self.catalog.delete_slab(slab.id, held=False)
-        self.generations.release_slot(slab.slot)
         self.slabs.settle(slab)
 
     def _tell(self, audience: set[int], slab: Slab, event: str, by: Session | None) -> None:
@@ -311,6 +311,5 @@ def _row_of(slab: Slab) -> SlabRow:
 
 
 def _remove(arena: Arena, slab_id: int, mapping: MemoryMapping | None) -> None:
-    if mapping is not None:
-        mapping.close()
+    close_mapping(mapping)
     arena.remove(slab_id)

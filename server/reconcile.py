@@ -48,16 +48,40 @@ def reconcile(
     """Bring back what survived, and remove what nobody owns; fills *slabs* and *sessions*."""
     same_boot = catalog.meta_text("boot_id") == boot_id()
     catalog.set_meta("boot_id", boot_id())
+    known = {row.id: row for row in catalog.sessions()}
+    holders: dict[int, list[HolderRow]] = defaultdict(list)
+    for holder in catalog.holders() if same_boot else ():
+        if holder.session in known:
+            holders[holder.slab].append(holder)
+    files = arena.slabs()
+    live, reclaiming, dropped = _sort_rows(catalog, holders, files, known)
+    orphans = _remove_unknown(arena, files, live)
+    generations.restore({row.slot: row.generation for row in live})
+    for session in known.values():
+        sessions.restore(session.id, session.tenant, session.secret_hash)
+    for row in live:
+        slab = _slab_of(row, arena, row.owner if row.owner in known else None)
+        if row.ttl is not None and slab.owner is None:
+            # A deadline of another boot says nothing on this clock: the lease begins anew, and is not cut short.
+            slab.deadline = row.deadline if same_boot and row.deadline is not None else clock() + row.ttl
+        slabs.reserve(slab)
+        slabs.admit(slab)
+        _hold(slab, slabs, holders[row.id])
+    for row in reclaiming:
+        slab = _slab_of(row, arena, None)
+        slab.state = "reclaiming"
+        slabs.add_reclaiming(slab)
+        _hold(slab, slabs, holders[row.id])
+    return Restored(len(live), len(known), len(reclaiming), dropped, orphans)
+
+
+def _sort_rows(
+    catalog: Catalog, holders: dict[int, list[HolderRow]], files: dict[int, int], known: dict[int, SessionRow]
+) -> tuple[list[SlabRow], list[SlabRow], int]:
+    live: list[SlabRow] = []
+    reclaiming: list[SlabRow] = []
+    dropped = 0
     with catalog.together():
-        known = {row.id: row for row in catalog.sessions()}
-        holders: dict[int, list[HolderRow]] = defaultdict(list)
-        for holder in catalog.holders() if same_boot else ():
-            if holder.session in known:
-                holders[holder.slab].append(holder)
-        files = arena.slabs()
-        live: list[SlabRow] = []
-        reclaiming: list[SlabRow] = []
-        dropped = 0
         for row in catalog.slabs():
             if row.reclaiming and holders[row.id]:
                 reclaiming.append(row)
@@ -66,25 +90,7 @@ def reconcile(
             else:
                 dropped += not row.reclaiming
                 catalog.delete_slab(row.id, held=True)
-        orphans = _remove_unknown(arena, files, live)
-        generations.restore({row.slot: row.generation for row in live})
-        for session in known.values():
-            sessions.restore(session.id, session.tenant, session.secret_hash)
-        for row in live:
-            slab = _slab_of(row, arena, row.owner if row.owner in known else None)
-            if row.ttl is not None and slab.owner is None:
-                # A deadline of another boot says nothing on this clock: the lease begins anew, and is not cut
-                # short.
-                slab.deadline = row.deadline if same_boot and row.deadline is not None else clock() + row.ttl
-            slabs.reserve(slab)
-            slabs.admit(slab)
-            _hold(slab, slabs, holders[row.id])
-        for row in reclaiming:
-            slab = _slab_of(row, arena, None)
-            slab.state = "reclaiming"
-            slabs.add_reclaiming(slab)
-            _hold(slab, slabs, holders[row.id])
-    return Restored(len(live), len(known), len(reclaiming), dropped, orphans)
+    return live, reclaiming, dropped
 
 
 def _survived(row: SlabRow, files: dict[int, int], known: dict[int, SessionRow]) -> bool:

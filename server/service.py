@@ -110,6 +110,10 @@ class PoolService:
             offers=self.life.planes.offers(),
         )
 
+    def hear(self, session: Session) -> None:
+        """Note a sign of life."""
+        session.last_seen = self._clock()
+
     def handle(self, session: Session, request: Request) -> Reply | Awaitable[Reply]:
         """Do what *request* asks for *session*; long work comes back as an awaitable."""
         session.last_seen = now = self._clock()

@@ -117,6 +117,7 @@ class Session:
         "since",
         "state",
         "tenant",
+        "timeout",
         "watch",
         "watches",
     )
@@ -130,6 +131,8 @@ class Session:
         """When it came into its state, on the server's clock."""
         self.last_seen = now
         """When its client was last heard of, on the server's clock."""
+        self.timeout = math.inf
+        """Seconds of silence that end it, as its client was told."""
         self.channel: Channel | None = None
         self.served: ServedSession | None = None
         """What transports see; None until the client has shown the secret to this server."""
@@ -211,6 +214,7 @@ class SessionTable:
         session = Session(session_id, tenant, hash_secret(secret), SessionState.CONNECTED, self._clock())
         session.served = ServedSession(session_id, tenant, secret)
         session.channel = channel
+        session.timeout = self.timing.session_timeout
         self._add(session)
         return session
 
@@ -234,6 +238,7 @@ class SessionTable:
         session.served = ServedSession(session.id, session.tenant, secret)
         session.advance(SessionEvent.RESUMED, self._clock())
         session.last_seen = session.since
+        session.timeout = self.timing.session_timeout
         session.watch_process(None)
         self._watch_anew(session)
         if before is not None:
@@ -275,7 +280,7 @@ class SessionTable:
         """Return when the session ends unless something happens, on the server's clock."""
         match session.state:
             case SessionState.CONNECTED:
-                return session.last_seen + self.timing.session_timeout
+                return session.last_seen + session.timeout
             case SessionState.DISCONNECTED:
                 return session.since + self.timing.disconnect_grace
             case SessionState.AWAITING:

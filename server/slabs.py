@@ -11,13 +11,17 @@ import bisect
 import math
 from typing import Literal
 
+import structlog
+
 from farpool.native.mapping import Mapping as MemoryMapping
-from farpool.protocol.errors import NameTaken, PoolFull, SlabNotFound, StaleSlab
+from farpool.protocol.errors import NameTaken, PoolFull, RegionInUse, SlabNotFound, StaleSlab
 from farpool.protocol.units import Lease, format_bytes
 from farpool.server.arena import Arena
 from farpool.transports.contract import Mode
 
-__all__ = ["Slab", "SlabTable"]
+__all__ = ["Slab", "SlabTable", "close_mapping"]
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger("farpool.slabs")
 
 State = Literal["live", "reclaiming"]
 
@@ -108,8 +112,17 @@ class Slab:
 
     def close_memory(self) -> None:
         """Unmap the server's own mapping, if there is one."""
-        if (mapping := self.take_memory()) is not None:
-            mapping.close()
+        close_mapping(self.take_memory())
+
+
+def close_mapping(mapping: MemoryMapping | None) -> None:
+    """Unmap a slab's memory. Any thread may call it."""
+    if mapping is None:
+        return
+    try:
+        mapping.close()
+    except RegionInUse:  # a transport keeps a view although it has revoked the slab
+        log.error("slab memory kept by a transport", nbytes=mapping.nbytes)
 
 
 class SlabTable:

@@ -60,6 +60,9 @@ class Service:
         self.asked += 1
         return self._answer()
 
+    def hear(self, session: Session) -> None:
+        session.last_seen += 1
+
     async def _answer(self) -> Any:
         await self.gate.wait()
         raise RuntimeError("a bug of one request")
@@ -91,6 +94,8 @@ async def test_long_requests_wait_for_each_other(connection: Connection, service
     service.gate.set()
     await asyncio.wait_for(wire.resumed.wait(), 20)
     assert service.asked == 100
+    assert connection.session is not None
+    assert connection.session.last_seen > 0
     connection.close("the test ends")
 
 

@@ -167,7 +167,7 @@ def test_an_allocation_that_cannot_be_says_why_and_takes_nothing(
     before = client.ask(Stat(), ServerStat).allocated
     with pytest.raises(kind, match=words):
         client.ask(Allocate(**fields), Attached)
-    assert client.ask(Stat(), ServerStat).allocated == before
+    assert client.ask(Stat(), ServerStat).allocated <= before  # sessions of earlier tests may end just now
 
 
 def test_pool_full_carries_its_numbers(server: EmbeddedServer, connect: Connect) -> None:

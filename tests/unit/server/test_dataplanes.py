@@ -19,6 +19,7 @@ from farpool.server.dataplanes import DataPlanes, transport_settings
 from farpool.server.deadlines import Deadlines
 from farpool.server.generations import GenerationFile
 from farpool.server.lifecycle import LONG_BYTES, Lifecycle
+from farpool.server.sessions import SessionEvent
 from farpool.server.settings import ConfigurationError, ServerSettings
 from farpool.transports.contract import ClientTransport, ServedSession, ServedSlab, ServerContext, Transport
 
@@ -234,6 +235,64 @@ async def test_a_publish_that_fails_leaves_no_slab(monkeypatch: pytest.MonkeyPat
         assert house.catalog.slabs() == []
         assert (house.life.slabs.allocated, house.life.slabs.reclaiming) == (0, 0)
         assert house.life.prepare(owner, 4096, "n", "session").slot == slab.slot
+    finally:
+        house.close()
+
+
+async def test_a_transport_with_bugs_harms_nobody_else(monkeypatch: pytest.MonkeyPatch, memory_folder: Path) -> None:
+    class Buggy(Plane):
+        def offer(self) -> Mapping[str, Any]:
+            raise RuntimeError("offer")
+
+        def revoke(self, slab: ServedSlab) -> None:
+            self.view = memoryview(slab.memory())
+            raise RuntimeError("revoke")
+
+        def end_session(self, session_id: int) -> None:
+            raise RuntimeError("end_session")
+
+    buggy, good = Buggy(), Plane()
+    planes = await started(monkeypatch, buggy=buggy, good=good, dead=Plane(fails=ImportError("no library")))
+    offers = {offer.transport: offer.available for offer in planes.offers()}
+    assert offers == {"buggy": False, "good": True, "dead": False}
+    house = House(memory_folder, planes)
+    life = house.life
+    try:
+        owner = life.open_session("default", Silent(), 10, None)
+        slab = life.prepare(owner, 4096, None, "session")
+        life.make(slab)
+        life.admit(owner, slab, "buggy")
+        life.attach(owner, slab, "good", "rw")
+        memory = slab.memory()
+        life.sessions.end(owner, SessionEvent.GOODBYE)
+        assert house.arena.slabs() == {}
+        assert ("end_session", owner.id) in good.calls
+        assert life.slabs.allocated == life.slabs.reclaiming == 0
+        assert bytes(buggy.view[:2]) == bytes(2)
+        buggy.view.release()
+        memory.close()
+    finally:
+        house.close()
+
+
+async def test_a_slot_is_free_as_soon_as_its_slab_has_ended(
+    monkeypatch: pytest.MonkeyPatch, memory_folder: Path
+) -> None:
+    house = House(memory_folder, await started(monkeypatch, p=Plane(maps=True)))
+    life = house.life
+    try:
+        owner = life.open_session("default", Silent(), 10, None)
+        first = life.prepare(owner, 4096, None, "session")
+        life.make(first)
+        life.admit(owner, first, "p")
+        life.end_slab(first, "revoked", by=owner)
+        second = life.prepare(owner, 4096, None, "session")
+        life.make(second)
+        life.admit(owner, second, "p")
+        assert second.slot == first.slot
+        life.let_go(first, owner.id, "p")
+        assert house.generations.load(second.slot) == second.generation
+        assert life.prepare(owner, 4096, None, "session").slot != second.slot
     finally:
         house.close()
 

@@ -176,6 +176,7 @@ def test_freed_slabs_stay_charged_while_a_holder_may_come_back(parts: Parts) -> 
     assert parts.start() == Restored(slabs=0, sessions=1, reclaiming=1, dropped=0, orphans=0)
     assert parts.slabs.reclaiming == 8192
     assert parts.generations.load(1) == 0
+    assert parts.generations.take_slot() == 0
     held = parts.slabs.get_held(1, 11)
     assert held is not None
     assert held.state == "reclaiming"

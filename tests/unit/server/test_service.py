@@ -48,6 +48,14 @@ def server() -> Iterator[EmbeddedServer]:
         yield running
 
 
+@pytest.fixture(autouse=True)
+def earlier_sessions_have_ended(server: EmbeddedServer, connect: Connect) -> None:
+    client = connect(server.url)
+    while client.ask(Stat(), ServerStat).sessions > 1:
+        time.sleep(0.02)
+    client.ask(Goodbye(), Done)
+
+
 def files(server: EmbeddedServer) -> set[str]:
     return {path.name for path in Path(server.arena).glob("slab-*")}
 

@@ -26,9 +26,10 @@ class Clock(Protocol):
 
 
 class Times:
-    session_timeout = 10.0
-    disconnect_grace = 1.0
-    resume_grace = 30.0
+    def __init__(self) -> None:
+        self.session_timeout = 10.0
+        self.disconnect_grace = 1.0
+        self.resume_grace = 30.0
 
 
 class Line:
@@ -58,7 +59,8 @@ class World:
         self.clock = clock
         self.watched: list[tuple[Callable[[], float], Callable[[], None]]] = []
         self.ended: list[tuple[int, SessionEvent]] = []
-        self.table = SessionTable(Times(), clock, self.watch, self.note)
+        self.times = Times()
+        self.table = SessionTable(self.times, clock, self.watch, self.note)
 
     def watch(self, deadline: Callable[[], float], expire: Callable[[], None]) -> None:
         self.watched.append((deadline, expire))
@@ -204,6 +206,17 @@ def test_our_own_stall_is_nobody_elses_silence(world: World) -> None:
     assert world.ended == [(2, SessionEvent.TOO_LATE)]
     world.pass_time(9.0)
     assert world.ended == [(2, SessionEvent.TOO_LATE), (1, SessionEvent.SILENT)]
+
+
+def test_a_session_keeps_the_timeout_that_its_client_was_told(world: World) -> None:
+    before = opened(world)
+    world.times.session_timeout = 2.0
+    after = opened(world, 2)
+    world.pass_time(3.0)
+    assert (before.alive, after.alive) == (True, False)
+    before.last_seen = world.clock.now
+    world.pass_time(9.0)
+    assert before.alive
 
 
 def test_there_is_a_limit_of_sessions(world: World) -> None:
