@@ -75,6 +75,13 @@ REQUESTS = st.tuples(
 ).map(list)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the tests of a long run their time."""
+    for item in items:
+        if SECONDS and Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(120 + 10 * SECONDS))
+
+
 def bounded(examples: int) -> settings:
     """Return the settings of one test: *examples* of them, and about fifty a second in a long run."""
     return settings(
