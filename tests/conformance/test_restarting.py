@@ -1,0 +1,138 @@
+"""A server that is killed and comes back on its arena: the same handles go on, or learn that their slab is gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.conformance.driving import AwaitedPool
+
+import farpool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.conformance.driving import AnyPool, AnySlab
+
+    from farpool.server.embedded import EmbeddedServer
+
+LOST = (farpool.ServerLost, farpool.DeadlineExceeded)
+
+
+@pytest.fixture
+def pools(own_server: EmbeddedServer, transport: str) -> Iterator[dict[str, AnyPool]]:
+    """A session over each API: a start of the server takes a second, so that they share it."""
+    with farpool.connect(own_server.url, transport=transport, timeout=30) as plain:
+        awaited = AwaitedPool(own_server.url, transport, 30)
+        yield {"sync": plain, "aio": awaited}
+        awaited.end()
+
+
+def test_killed(own_server: EmbeddedServer, pools: dict[str, AnyPool], transport: str) -> None:
+    leases = ("session", "persistent", 600.0)
+    slabs: dict[str, AnySlab] = {}
+    for api, pool in pools.items():
+        for lease in leases:
+            slab = slabs[f"{api} {lease}"] = pool.allocate(70_000, name=f"{api} {lease}", lease=lease)
+            slab.write(f"bytes of {slab.name}".encode(), offset=65_000)
+            slab.store(8, 41)
+    reader = pools["sync"].open("aio persistent", mode="r")
+    epoch = pools["sync"].stat().epoch
+    own_server.kill()
+    own_server.start()
+    for name, slab in slabs.items():
+        assert slab.read(len(name) + 9, 65_000) == f"bytes of {name}".encode()
+        assert slab.fetch_add(8, 1) == 41
+        assert slab.write(b"again", 20) == 5
+        assert slab.readv([(20, bytearray(5)), (8, bytearray(8))]) == 13
+    assert reader.read(5, 20) == b"again"
+    with pytest.raises(farpool.ReadOnly):
+        reader.write(b"x")
+    for pool in pools.values():
+        assert pool.stat().epoch == epoch + 1
+        assert {info.name for info in pool.slabs()} == set(slabs)
+        assert pool.open("sync persistent").load(8) == 42
+        with pytest.raises(farpool.NameTaken):
+            pool.allocate(8, name="aio 600.0")
+        fresh = pool.allocate(4096)
+        assert fresh.read(4096) == bytes(4096)
+        assert fresh.id > max(slab.id for slab in slabs.values())
+        fresh.free()
+    slabs["sync persistent"].free()
+    with farpool.connect(own_server.url, transport=transport) as late:
+        assert late.open("aio persistent").read(5, 20) == b"again"
+        with pytest.raises(farpool.SlabNotFound):
+            late.open("sync persistent")
+
+
+def test_without_its_slabs(own_server: EmbeddedServer, pools: dict[str, AnyPool]) -> None:
+    """One file was lost while the server was dead, one slab freed by its sessions's end: both are stale, not empty."""
+    for api, pool in pools.items():
+        for kind in ("lost", "kept"):
+            pool.allocate(4096, name=f"{api} {kind}", lease="persistent").write(b"data")
+    handles = {
+        (api, name): pool.open(name)
+        for api, pool in pools.items()
+        for name in ("sync lost", "aio lost", "sync kept", "aio kept")
+    }
+    own_server.kill()
+    for (_, name), slab in handles.items():
+        if name.endswith("lost"):
+            Path(own_server.arena, f"slab-{slab.id}").unlink(missing_ok=True)
+    own_server.start()
+    for (api, name), slab in handles.items():
+        pools[api].stat()
+        target = bytearray(b"\xee" * 4)
+        if name.endswith("kept"):
+            assert slab.read_into(target) == 4
+            assert target == b"data"
+            continue
+        with pytest.raises(farpool.StaleSlab):
+            slab.read_into(target)
+        assert target == b"\xee" * 4
+        with pytest.raises(farpool.StaleSlab):
+            slab.write(b"x")
+        with pytest.raises(farpool.SlabNotFound):
+            pools[api].open(name)
+
+
+def test_stopped_in_order(own_server: EmbeddedServer, pools: dict[str, AnyPool]) -> None:
+    """Then sessions end and their slabs go; persistent ones stay, also for handles that were open all the time."""
+    slabs = {api: pool.allocate(4096, name=api) for api, pool in pools.items()}
+    kept = {api: pool.allocate(4096, lease="persistent") for api, pool in pools.items()}
+    for slab in (*slabs.values(), *kept.values()):
+        slab.write(b"data")
+    sessions = {api: pool.session_id for api, pool in pools.items()}
+    own_server.restart()
+    for api, pool in pools.items():
+        assert pool.slabs()
+        assert pool.session_id != sessions[api]
+        with pytest.raises(farpool.StaleSlab):
+            slabs[api].read(4)
+        assert kept[api].read(4) == b"data"
+        assert kept[api].write(b"more") == 4
+        assert kept[api].fetch_add(8, 1) == 0
+
+
+def test_away_for_longer_than_the_deadline(
+    own_server: EmbeddedServer, transport: str, pools: dict[str, AnyPool]
+) -> None:
+    slabs = [pool.allocate(4096, lease="persistent") for pool in pools.values()]
+    for slab in slabs:
+        slab.write(b"data")
+    own_server.kill()
+    for slab, pool in zip(slabs, pools.values(), strict=True):
+        if transport != "cxl":
+            with pytest.raises(LOST):
+                slab.read(4, timeout=0.3)
+            with pytest.raises(LOST):
+                slab.write(b"x", timeout=0.3)
+        with pytest.raises(LOST):
+            pool.stat(timeout=0.3)
+        with pytest.raises(LOST):
+            pool.allocate(8, timeout=0.3)
+    own_server.start()
+    for slab, pool in zip(slabs, pools.values(), strict=True):
+        assert slab.read(4) == b"data"
+        assert pool.stat().slabs == 2
