@@ -16,9 +16,10 @@ from itertools import count
 from time import monotonic
 from typing import Any, NamedTuple
 
+from farpool.client.pipeline import Pipeline
 from farpool.client.session import Session
 from farpool.protocol.addresses import fill_host
-from farpool.protocol.errors import FarpoolError, InvalidArgument, RegionInUse
+from farpool.protocol.errors import FarpoolError, InvalidArgument, RegionInUse, ServerLost
 from farpool.protocol.messages import Allocate, Attach, Attached, Detach, Done, Free, Open, Reply, SlabInfo
 from farpool.transports.contract import ClientTransport, Mode, Region, Ticket
 
@@ -122,7 +123,7 @@ class Attachments:
         reply: Attached | None = None
         try:
             reply = self.session.call(request, Attached, deadline, self._free_late)
-            return self.adopt(reply, "rw")
+            return self.adopt(reply, "rw", deadline)
         except BaseException:
             if reply is not None:
                 self._free_late(reply)
@@ -132,13 +133,13 @@ class Attachments:
     def allocate_many(self, requests: Sequence[Allocate], deadline: float) -> list[Attachment]:
         """Make many slabs with pipelined requests; if one cannot be made, none is kept."""
         self.sweep()
-        replies = self.session.call_many(requests, Attached, deadline, self._free_late)
+        replies = Pipeline(self.session, requests, Attached, deadline, self._free_late).run()
         made = [reply for reply in replies if isinstance(reply, Attached)]
         errors = [reply for reply in replies if isinstance(reply, FarpoolError)]
         try:
             if errors:
                 raise errors[0]
-            return [self.adopt(reply, "rw") for reply in made]
+            return [self.adopt(reply, "rw", deadline) for reply in made]
         except BaseException:
             for reply in made:
                 self._free_late(reply)
@@ -152,7 +153,7 @@ class Attachments:
         reply: Attached | None = None
         try:
             reply = self.session.call(request, Attached, deadline, self._detach_late)
-            attachment = self.adopt(reply, mode)
+            attachment = self.adopt(reply, mode, deadline)
         except BaseException:
             if reply is not None:
                 self._detach_late(reply)
@@ -162,7 +163,7 @@ class Attachments:
             self._renew(attachment.key, mode, deadline - monotonic())
         return attachment
 
-    def adopt(self, reply: Attached, mode: Mode) -> Attachment:
+    def adopt(self, reply: Attached, mode: Mode, deadline: float) -> Attachment:
         """Make the region of a slab that the server has attached."""
         info = reply.slab
         key = info.id, info.generation
@@ -177,7 +178,7 @@ class Attachments:
             label=info.name or f"#{info.id}",
             options=self._options,
         )
-        region = self._client.attach(ticket)
+        region = self._reach(ticket, deadline)
         attachment = Attachment(self, info, mode, ticket, region)
         item, dropped = (key, attachment.serial), self.dropped
         # The collector runs in any thread, with any lock held: what it takes is noted, and no more.
@@ -185,6 +186,13 @@ class Attachments:
         with self._lock:
             self._held.setdefault(key, {})[attachment.serial] = held
         return attachment
+
+    def _reach(self, ticket: Ticket, deadline: float) -> Region:
+        try:
+            return self._client.attach(ticket)
+        except ServerLost:  # it may have restarted since it replied: ask again, and it says where it is now
+            ticket.params = ticket.renew(deadline - monotonic())
+            return self._client.attach(ticket)
 
     def _renew(self, key: Key, mode: Mode, timeout: float) -> Mapping[str, Any]:
         request = Attach(id=key[0], generation=key[1], mode=self._widest(key, mode), transport=self.transport)
@@ -247,7 +255,7 @@ class Attachments:
                 keys.append(attachment.key)
             except RegionInUse as error:
                 errors.append(error)
-        replies = self.session.call_many([_free_request(key) for key in keys], Done, deadline)
+        replies = Pipeline(self.session, [_free_request(key) for key in keys], Done, deadline).run()
         for key in keys:
             self.revoke(key)
         errors += [reply for reply in replies if isinstance(reply, FarpoolError)]

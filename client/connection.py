@@ -110,7 +110,7 @@ class Connection:
             self.fail(error.message)
             raise
         except BaseException:
-            self._abandon(call)
+            self.abandon(call)
             raise
         return call
 
@@ -165,7 +165,7 @@ class Connection:
             if isinstance(call.reply, reply_type):
                 return call.reply
         except BaseException:
-            self._abandon(call)
+            self.abandon(call)
             raise
         raise ProtocolError(f"the server's reply is not a {reply_type.__name__}")
 
@@ -270,7 +270,8 @@ class Connection:
             self._open_gate(call)
             self._calls.pop(call_id, None)
 
-    def _abandon(self, call: Call) -> None:
+    def abandon(self, call: Call) -> None:
+        """Wait for *call* no more; its reply, which may have come already, goes to the ``late`` hook."""
         with self._lock:
             call.abandoned = True
             if call.done:

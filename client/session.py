@@ -11,12 +11,12 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, TypeVar
 
-from farpool.client.connection import Call, Connection, Late
+from farpool.client.connection import Connection, Late
 from farpool.client.deadlines import seconds_left
 from farpool.client.dialing import dial
 from farpool.native.control_channel import ControlChannel
@@ -48,7 +48,7 @@ from farpool.protocol.messages import (
     encode_request,
 )
 
-__all__ = ["GOODBYE_SECONDS", "Backoff", "Session"]
+__all__ = ["GOODBYE_SECONDS", "Backoff", "Session", "outcome_unknown"]
 
 R = TypeVar("R", bound=Reply)
 
@@ -61,9 +61,6 @@ GOODBYE_SECONDS: Final = 1.0
 
 LEAST_SECONDS: Final = 0.1
 """How long a Goodbye may take to leave, however little time there is."""
-
-WINDOW: Final = 128
-"""Requests of one batch that are out at once: their replies are far less than the server buffers for us."""
 
 
 @dataclass(slots=True)
@@ -154,7 +151,7 @@ class Session:
         """
         retries: Backoff | None = None
         while True:
-            connection = self._usable_connection(deadline)
+            connection = self.connection(deadline)
             sent = False
             try:
                 call = connection.begin(request, deadline, late)
@@ -162,7 +159,7 @@ class Session:
                 return connection.finish(call, reply_type, deadline)
             except ServerLost as lost:
                 if sent and isinstance(request, Allocate):
-                    raise _outcome_unknown(lost) from lost
+                    raise outcome_unknown(lost) from lost
                 cause = lost
             except (SlabNotFound, StaleSlab):
                 if retries is None or not isinstance(request, Free):
@@ -171,49 +168,6 @@ class Session:
             retries = retries or Backoff(deadline)
             if not retries.wait():
                 raise cause
-
-    def call_many(
-        self, requests: Sequence[Request], reply_type: type[R], deadline: float, late: Late | None = None
-    ) -> list[R | FarpoolError]:
-        """Send *requests* pipelined, and return the reply or the error of each, in their order."""
-        results: list[R | FarpoolError] = []
-        for start in range(0, len(requests), WINDOW):
-            batch = requests[start : start + WINDOW]
-            calls = [self._begin_one(request, deadline, late) for request in batch]
-            for request, begun in zip(batch, calls, strict=True):
-                try:
-                    results.append(self._finish_one(request, begun, reply_type, deadline, late))
-                except FarpoolError as error:
-                    results.append(error)
-        return results
-
-    def _begin_one(self, request: Request, deadline: float, late: Late | None) -> tuple[Connection, Call] | None:
-        connection = self._usable_connection(deadline)
-        try:
-            return connection, connection.begin(request, deadline, late)
-        except ServerLost:
-            return None
-
-    def _finish_one(
-        self,
-        request: Request,
-        begun: tuple[Connection, Call] | None,
-        reply_type: type[R],
-        deadline: float,
-        late: Late | None,
-    ) -> R:
-        if begun is not None:
-            try:
-                return begun[0].finish(begun[1], reply_type, deadline)
-            except ServerLost as lost:
-                if isinstance(request, Allocate):
-                    raise _outcome_unknown(lost) from lost
-        try:
-            return self.call(request, reply_type, deadline, late)
-        except (SlabNotFound, StaleSlab):
-            if begun is None or not isinstance(request, Free):
-                raise
-            return reply_type()
 
     def part(self, request: Request) -> None:
         """Queue a request that asks for no reply; it leaves before the next one. Takes no lock."""
@@ -227,7 +181,8 @@ class Session:
 
     # Connecting ---------------------------------------------------------------------------------------------
 
-    def _usable_connection(self, deadline: float) -> Connection:
+    def connection(self, deadline: float) -> Connection:
+        """Return a connection that a request can be sent over, a new one if it must be."""
         self.check()
         connection = self._connection
         if connection is not None and connection.usable:
@@ -339,7 +294,8 @@ def _reason(error: OSError) -> str:
     return error.strerror or str(error) or type(error).__name__
 
 
-def _outcome_unknown(lost: ServerLost) -> ServerLost:
+def outcome_unknown(lost: ServerLost) -> ServerLost:
+    """Return the error of an allocation whose connection broke before its reply."""
     return ServerLost(
         f"the server was lost while it allocated ({lost.message}); whether the slab was made is unknown: "
         "a session slab ends with the session, others are seen with pool.slabs()"

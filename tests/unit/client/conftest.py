@@ -443,7 +443,7 @@ class PlainTransport:
     """The client half. Regions are private to their handle: nothing here tests what bytes another handle sees."""
 
     usable: bool = True
-    failure: FarpoolError | None = None
+    failures: list[FarpoolError] = field(default_factory=list[FarpoolError])
     closed: bool = False
     tickets: list[Ticket] = field(default_factory=list[Ticket])
 
@@ -452,8 +452,8 @@ class PlainTransport:
 
     def attach(self, ticket: Ticket) -> PlainRegion:
         self.tickets.append(ticket)
-        if self.failure is not None:
-            raise self.failure
+        if self.failures:
+            raise self.failures.pop(0)
         return PlainRegion(ticket)
 
     def awaitable(self, region: Region, ticket: Ticket) -> AwaitablePlainRegion:

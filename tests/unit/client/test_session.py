@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 import pytest
@@ -37,6 +40,9 @@ from farpool.protocol.messages import (
 
 if TYPE_CHECKING:
     from tests.unit.client.conftest import Peer, ScriptedServer
+
+ROUNDS = 200
+WITHIN = 10.0
 
 BRIEF = 0.2
 """A timeout that a test lets pass, in seconds."""
@@ -144,6 +150,63 @@ def test_interrupt_in_the_middle_of_a_frame(server: ScriptedServer, pool: Pool) 
     peer.send(frame)
     assert pool.stat().server == "scripted"
     assert len(server.seen(Hello)) == 1
+
+
+def wait_for(number: int, numbers: SimpleQueue[int]) -> None:
+    while numbers.get(timeout=WITHIN) != number:
+        pass
+
+
+# Python ignores, and tells of, what is raised in the callback of a weak reference: Ctrl-C as well.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_interrupts_at_any_moment(pool: Pool) -> None:
+    """One Ctrl-C a round, at a random moment of it; whatever it hits, the next round works."""
+    begun: SimpleQueue[int] = SimpleQueue()
+    struck: SimpleQueue[int] = SimpleQueue()
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def strike() -> None:
+        moments = random.Random(7).choices(range(1000), k=ROUNDS)
+        for moment in moments:
+            number = begun.get()
+            time.sleep(moment * 1e-6)
+            signal.pthread_kill(main, signal.SIGINT)
+            struck.put(number)
+            struck.put(number)  # the first may be taken at the moment at which the signal is acted upon
+
+    striker = threading.Thread(target=strike)
+    striker.start()
+    for number in range(ROUNDS):
+        try:
+            begun.put(number)
+            pool.allocate(8).free()
+            wait_for(number, struck)
+        except KeyboardInterrupt:
+            wait_for(number, struck)
+    striker.join()
+    assert pool.allocate(8).nbytes == 8
+    assert pool.session_id == 1
+
+
+def test_interrupted_batch_leaves_no_slab(server: ScriptedServer, pool: Pool) -> None:
+    def stop_at_the_fifth(peer: Peer, request_id: int, request: Request) -> None:
+        server.answer(peer, request_id, request)
+        if len(server.slabs) == 5:
+            server.rules[Allocate] = hold
+            os.kill(os.getpid(), signal.SIGINT)
+
+    waiting = server.hold(Allocate)
+    hold = server.rules[Allocate]
+    server.rules[Allocate] = stop_at_the_fifth
+    with pytest.raises(KeyboardInterrupt):
+        pool.allocate_many([8] * 10, lease="persistent")
+    pool.stat()  # by now the server has all that was sent
+    for asked in waiting:
+        server.answer(*asked)
+    pool.stat()
+    pool.stat()
+    assert server.slabs == {}
 
 
 # Connections that break -----------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from farpool.protocol.errors import (
     PoolFull,
     ReadOnly,
     RegionInUse,
+    ServerLost,
     SlabNotFound,
     StaleSlab,
     TransportUnavailable,
@@ -247,13 +248,24 @@ def test_revoked_slab_is_stale(server: ScriptedServer, pool: Pool) -> None:
 
 
 def test_slab_that_cannot_be_attached_is_freed(server: ScriptedServer, pool: Pool, transport: PlainTransport) -> None:
-    transport.failure = TransportUnavailable("no route")
+    transport.failures += [TransportUnavailable("no route")] * 2
     with pytest.raises(TransportUnavailable, match="no route"):
         pool.allocate(8, lease="persistent")
     assert server.seen(Free)[0].id == 1
     with pytest.raises(TransportUnavailable, match="no route"):
         pool.allocate_many([8, 8], lease="persistent")
     assert len(server.seen(Free, 3)) == 3
+
+
+def test_server_that_restarts_before_the_attach_is_asked_again(
+    server: ScriptedServer, pool: Pool, transport: PlainTransport
+) -> None:
+    transport.failures.append(ServerLost("the data port is gone"))
+    assert pool.allocate(8, name="a").nbytes == 8
+    assert server.seen(Attach)[0].id == 1
+    transport.failures += [ServerLost("the data port is gone")] * 2
+    with pytest.raises(ServerLost, match="data port"):
+        pool.open("a")
 
 
 def test_closed_pool_closes_its_slabs(pool: Pool, transport: PlainTransport) -> None:

@@ -1,0 +1,93 @@
+"""Many requests of one kind that are out at once: what a batch of small slabs waits for is one round trip, not each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Generic, TypeVar
+
+from farpool.client.connection import Call, Connection, Late
+from farpool.client.session import Session, outcome_unknown
+from farpool.protocol.errors import FarpoolError, ServerLost, SlabNotFound, StaleSlab
+from farpool.protocol.messages import Allocate, Free, Reply, Request
+
+__all__ = ["Pipeline"]
+
+R = TypeVar("R", bound=Reply)
+
+WINDOW: Final = 128
+"""Requests that are out at once: their replies are far less than the server buffers for us."""
+
+
+class Pipeline(Generic[R]):
+    """One batch. Each request has an outcome of its own: its reply, or the error in its place.
+
+    If the batch is given up (Ctrl-C, a deadline before all were sent), *late* gets every reply that came or comes.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        requests: Sequence[Request],
+        reply_type: type[R],
+        deadline: float,
+        late: Late | None = None,
+    ) -> None:
+        self._session = session
+        self._requests = requests
+        self._reply_type = reply_type
+        self._deadline = deadline
+        self._late = late
+        self._begun: list[tuple[Connection, Call] | None] = []
+        self._outcomes: list[R | FarpoolError] = []
+
+    def run(self) -> list[R | FarpoolError]:
+        """Send all, and return the outcomes in the order of the requests."""
+        try:
+            for request in self._requests:
+                if len(self._begun) - len(self._outcomes) == WINDOW:
+                    self._finish_next()
+                self._begun.append(self._begin(request))
+            while len(self._outcomes) < len(self._requests):
+                self._finish_next()
+        except BaseException:
+            self._give_up()
+            raise
+        return self._outcomes
+
+    def _begin(self, request: Request) -> tuple[Connection, Call] | None:
+        connection = self._session.connection(self._deadline)
+        try:
+            return connection, connection.begin(request, self._deadline, self._late)
+        except ServerLost:
+            return None  # it never left, and is sent when its turn comes
+
+    def _finish_next(self) -> None:
+        following = len(self._outcomes)
+        try:
+            reply = self._finish(self._requests[following], self._begun[following])
+        except FarpoolError as error:
+            self._outcomes.append(error)
+        else:
+            self._outcomes.append(reply)
+
+    def _finish(self, request: Request, begun: tuple[Connection, Call] | None) -> R:
+        if begun is not None:
+            try:
+                return begun[0].finish(begun[1], self._reply_type, self._deadline)
+            except ServerLost as lost:
+                if isinstance(request, Allocate):
+                    raise outcome_unknown(lost) from lost
+        try:
+            return self._session.call(request, self._reply_type, self._deadline, self._late)
+        except (SlabNotFound, StaleSlab):
+            if begun is None or not isinstance(request, Free):
+                raise
+            return self._reply_type()  # the first try freed it
+
+    def _give_up(self) -> None:
+        for begun in self._begun[len(self._outcomes) :]:
+            if begun is not None:
+                begun[0].abandon(begun[1])
+        for outcome in self._outcomes:
+            if self._late is not None and isinstance(outcome, Reply):
+                self._late(outcome)
