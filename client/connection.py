@@ -128,24 +128,24 @@ class Connection:
         try:
             if not self._sending.acquire(timeout=seconds_left(deadline)):
                 raise DeadlineExceeded("the server reads nothing: earlier requests are still waiting to be sent")
-            if call is not None:
-                call.sent = True
-            self._send_after_parting(frame, deadline)
+            self._send_after_parting(frame, deadline, call)
         finally:
             try:  # noqa: SIM105  a call in between would be a gap for Ctrl-C
                 self._sending.release()
             except RuntimeError:
                 pass  # it was never taken
 
-    def _send_after_parting(self, frame: bytes, deadline: float) -> None:
-        if not self._parting:
-            self.channel.send(frame, deadline)
-            return
+    def _send_after_parting(self, frame: bytes, deadline: float, call: Call | None) -> None:
         parted = [self._parting.popleft() for _ in range(len(self._parting))]
+        if parted:
+            frame = b"".join([*parted, frame])
         try:
-            self.channel.send(b"".join([*parted, frame]), deadline)
-        except (ServerLost, DeadlineExceeded):
-            self._parting.extendleft(reversed(parted))
+            if call is not None:
+                call.sent = True
+            self.channel.send(frame, deadline)
+        except BaseException as error:
+            if self.channel.broken or isinstance(error, DeadlineExceeded):  # they did not leave, or not whole
+                self._parting.extendleft(reversed(parted))
             raise
 
     # Waiting ------------------------------------------------------------------------------------------------
