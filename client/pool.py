@@ -126,9 +126,12 @@ class PoolHandle:
 
     def _end(self, patience: float = GOODBYE_SECONDS) -> None:
         """Close all that is open, and wait at most *patience* seconds for the server's answer."""
-        if not self._session.closed:
+        if self._session.closed:
+            return
+        try:
             if not self._session.forked:
                 self._attachments.close()
+        finally:  # a transport of somebody else's may fail to close; the session ends all the same
             self._session.close(patience)
 
 
