@@ -56,7 +56,7 @@ def serve_embedded(
     """
     order: dict[str, Any] = {
         "capacity": parse_size(capacity, what="capacity"),
-        "transports": list(transports),
+        "transports": transports if isinstance(transports, str) else list(transports),
         **settings,
     }
     with contextlib.ExitStack() as undo:
@@ -142,7 +142,7 @@ class EmbeddedServer:
             start_new_session=True,
         )
         try:
-            self._wait_until_ready(self._process, json.dumps(order).encode() + b"\n")
+            self._wait_until_ready(self._process, json.dumps(order, default=os.fspath).encode() + b"\n")
         except BaseException:
             self.kill()
             raise

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import resource
-from collections.abc import Awaitable, Generator
+from collections.abc import Awaitable
 from importlib.metadata import version
 from typing import Final, Protocol
 
@@ -147,34 +146,34 @@ class PoolService:
         lease = parse_lease(request.lease)
         if request.transport:
             self.life.planes.check(request.transport)
-        with self._numbers(nbytes):
+        try:
             slab = self.life.prepare(session, nbytes, name, lease)
             if slab.charged > LONG_BYTES:
                 return self._allocate_long(session, slab, request.transport)
             self.life.make(slab)
             return self._admitted(session, slab, request.transport)
+        except PoolFull as error:
+            raise self._with_numbers(error, nbytes) from error
 
     async def _allocate_long(self, session: Session, slab: Slab, transport: str) -> Attached:
-        with self._numbers(slab.nbytes):
+        try:
             await self.life.make_long(session, slab)
             return self._admitted(session, slab, transport)
-
-    @contextlib.contextmanager
-    def _numbers(self, nbytes: int) -> Generator[None]:
-        """Add what was asked, what is free and the capacity to a ``PoolFull`` that another part raised."""
-        try:
-            yield
         except PoolFull as error:
-            if "capacity" in error.details:
-                raise
-            free, capacity = self.life.slabs.free, self.life.slabs.capacity
-            raise PoolFull(
-                f"asked for {format_bytes(nbytes)}; {format_bytes(free)} of the pool's {format_bytes(capacity)} "
-                f"are free, but {error.message}",
-                asked=nbytes,
-                free=min(free, error.details.get("file_system_free", free)),
-                capacity=capacity,
-            ) from error
+            raise self._with_numbers(error, slab.nbytes) from error
+
+    def _with_numbers(self, error: PoolFull, nbytes: int) -> PoolFull:
+        # A part that is full itself (file system, catalog, slots) does not know the pool's numbers.
+        if "capacity" in error.details:
+            return error
+        free, capacity = self.life.slabs.free, self.life.slabs.capacity
+        return PoolFull(
+            f"asked for {format_bytes(nbytes)}; {format_bytes(free)} of the pool's {format_bytes(capacity)} "
+            f"are free, but {error.message}",
+            asked=nbytes,
+            free=min(free, error.details.get("file_system_free", free)),
+            capacity=capacity,
+        )
 
     def _admitted(self, session: Session, slab: Slab, transport: str) -> Attached:
         params = self.life.admit(session, slab, transport)

@@ -134,7 +134,7 @@ def connect() -> Iterator[Callable[..., RawClient]]:
 @pytest.fixture(scope="module")
 def server() -> Iterator[EmbeddedServer]:
     """A server that the tests of one module share."""
-    with serve_embedded(capacity="64MiB", log_level="debug") as running:
+    with serve_embedded(capacity="64MiB", log_level="debug", session_timeout=300) as running:
         yield running
 
 

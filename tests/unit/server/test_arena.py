@@ -146,5 +146,32 @@ def test_a_full_file_system_is_pool_full_with_numbers_and_leaves_no_file(small_f
         arena.close()
 
 
+@needs_root
+@pytest.mark.root
+def test_an_arena_that_this_user_cannot_write_is_refused(memory_folder: Path) -> None:
+    memory_folder.chmod(0o711)
+    closed = memory_folder / "closed"
+    closed.mkdir(mode=0o500)
+    os.chown(closed, 65534, 65534)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setgroups([])
+        os.setresgid(65534, 65534, 65534)
+        os.setresuid(65534, 65534, 65534)
+        try:
+            DirectoryArena(str(closed))
+        except ConfigurationError as error:
+            os.write(writer, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as answer:
+        message = answer.read()
+    os.waitpid(child, 0)
+    assert message.startswith(f"arena {closed} is not writable by uid 65534; run: chmod u+rwx")
+    assert "--arena" in message
+
+
 def test_an_unlisted_device_has_no_known_file_system() -> None:
     assert file_system_of(os.makedev(4095, 1)) == ""

@@ -169,6 +169,13 @@ def test_a_fork_of_the_parent_does_not_stop_the_server(connect: Connect) -> None
         connect(server.url)
 
 
+def test_options_may_be_paths_and_a_plain_name(memory_folder: Path) -> None:
+    with serve_embedded(
+        capacity="1MiB", transports="tcp", arena=memory_folder, unix=memory_folder / "f.sock"
+    ) as server:
+        assert server.url == f"unix://{memory_folder}/f.sock"
+
+
 def test_the_environment_speaks_to_us_and_not_to_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FARPOOL_SESSION_TIMEOUT", "nonsense")
     monkeypatch.setenv("NOTIFY_SOCKET", "/nowhere")
