@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import pytest
 import pytest_asyncio
+from tests.unit.client.scripted_server import ScriptedServer
 
 import farpool.aio
 from farpool.client import aio
 from farpool.protocol.errors import InvalidArgument, RegionInUse, ServerLost, SlabNotFound, StaleSlab
 from farpool.protocol.messages import Allocate, Detach, Free, Goodbye, Hello, Open
-
-if TYPE_CHECKING:
-    from tests.unit.client.conftest import ScriptedServer
 
 MakePool = Callable[[ThreadPoolExecutor], aio.Pool]
 

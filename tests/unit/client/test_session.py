@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
 
 import pytest
+from tests.unit.client.scripted_server import WITHIN, Peer, ScriptedServer
 
 from farpool.client.pool import Pool, connect
 from farpool.protocol.errors import (
@@ -38,11 +38,7 @@ from farpool.protocol.messages import (
     encode_error,
 )
 
-if TYPE_CHECKING:
-    from tests.unit.client.conftest import Peer, ScriptedServer
-
 ROUNDS = 200
-WITHIN = 10.0
 
 BRIEF = 0.2
 """A timeout that a test lets pass, in seconds."""

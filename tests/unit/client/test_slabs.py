@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 import inspect
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from tests.unit.client.plain_transport import PlainTransport
+from tests.unit.client.scripted_server import Peer, ScriptedServer
 
 from farpool.client.pool import Pool
 from farpool.client.slab import Slab
@@ -25,9 +26,6 @@ from farpool.protocol.errors import (
     TransportUnavailable,
 )
 from farpool.protocol.messages import Allocate, Attach, Detach, Free, Open, Request, Stat
-
-if TYPE_CHECKING:
-    from tests.unit.client.conftest import Peer, PlainTransport, ScriptedServer
 
 
 def test_facts(pool: Pool) -> None:
