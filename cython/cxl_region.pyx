@@ -140,6 +140,7 @@ cdef class CxlRegion:
         cdef Py_ssize_t count = len(parts), held = 0, i, total = 0
         cdef Py_buffer *views = <Py_buffer *> malloc((count or 1) * sizeof(Py_buffer))
         cdef Py_ssize_t *starts = <Py_ssize_t *> malloc((count or 1) * sizeof(Py_ssize_t))
+        cdef uint8_t *base
         try:
             if views == NULL or starts == NULL:
                 raise MemoryError
@@ -155,12 +156,13 @@ cdef class CxlRegion:
                 held += 1
                 self.check(starts[held - 1], views[held - 1].len)
             self.check(0, 0)        # getting a buffer may run Python code, which may have closed us
-            self.busy += 1          # and so may other threads while a large part is copied
+            self.busy += 1          # and so may other threads while a large part is copied: keep the memory
+            base = self.base
             for i in range(count):
                 if writes:
-                    self.copy(self.base + starts[i], <uint8_t *> views[i].buf, views[i].len)
+                    self.copy(base + starts[i], <uint8_t *> views[i].buf, views[i].len)
                 else:
-                    self.copy(<uint8_t *> views[i].buf, self.base + starts[i], views[i].len)
+                    self.copy(<uint8_t *> views[i].buf, base + starts[i], views[i].len)
                 total += views[i].len
             self.busy -= 1
             self.check_generation()
@@ -236,6 +238,10 @@ cdef class CxlRegion:
 
     def __releasebuffer__(self, Py_buffer *view):
         add_count(&self.views, -1)
+
+    def retire(self):
+        """Serve no operation any more, even while arrays or memoryviews keep the memory mapped."""
+        self.base = NULL
 
     def close(self):
         """Unmap the slab. A second call does nothing; ``RegionInUse`` while arrays or memoryviews of it live."""

@@ -76,23 +76,28 @@ def test_threads_share_a_pool(server: EmbeddedServer, transport: str) -> None:
 
 
 def test_closed_by_another_thread(server: EmbeddedServer, transport: str) -> None:
-    """Whoever is in the middle of something ends it, or learns that the slab is closed."""
-    for _ in range(5):
-        with farpool.connect(server.url, transport=transport) as pool:
-            slab = pool.allocate(1 << 20)
+    """Whoever is in the middle of a batch ends it, or learns that the slab is closed."""
+    with farpool.connect(server.url, transport=transport) as pool:
+        for _ in range(20):
+            slab = pool.allocate("1MiB")
             slab.write(b"\x11" * slab.nbytes)
+            running = threading.Event()
 
-            def work(number: int, slab: farpool.Slab = slab) -> None:
+            def work(number: int, slab: farpool.Slab = slab, running: threading.Event = running) -> None:
                 if number == 0:
+                    assert running.wait(30)
                     slab.close()
+                parts = [(start, bytearray(1 << 17)) for start in range(0, 1 << 20, 1 << 17)]
                 try:
                     while True:
-                        assert slab.read(slab.nbytes).count(0x11) == slab.nbytes
+                        assert slab.readv(parts) == 1 << 20
+                        assert all(part.count(0x11) == 1 << 17 for _, part in parts)
+                        running.set()
                 except farpool.StaleSlab:
                     pass
 
             in_threads(work)
-            assert pool.stat().sessions >= 1
+        assert pool.stat().sessions >= 1
 
 
 async def test_tasks_share_a_slab(server: EmbeddedServer, transport: str) -> None:

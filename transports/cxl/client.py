@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 from farpool.native.cxl_region import CxlRegion
 from farpool.native.mapping import Mapping as MemoryMapping
@@ -50,6 +51,7 @@ class CxlClient:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._link: _Link | None = None
+        self._regions: WeakSet[CxlRegion] = WeakSet()
 
     def probe(self, offer: Offer) -> Probe:
         """Ask the socket which arena answers: another server's, or another host's, is not ours."""
@@ -99,7 +101,7 @@ class CxlClient:
                 ) from error
             finally:
                 os.close(descriptor)
-        return CxlRegion(
+        region = CxlRegion(
             mapping,
             ticket.nbytes,
             generations,
@@ -109,6 +111,9 @@ class CxlClient:
             ticket.label,
             None,
         )
+        with self._lock:
+            self._regions.add(region)
+        return region
 
     def _generations(self, params: Mapping[str, Any], request: DescriptorRequest, timeout: float) -> MemoryMapping:
         link = self._link
@@ -158,9 +163,11 @@ class CxlClient:
         return AwaitableCxlRegion(region)
 
     def close(self) -> None:
-        """Close the connection; regions close themselves."""
+        """Close the connection. Regions that views keep open serve nothing but those views from now on."""
         with self._lock:
             self._drop_link()
+            for region in list(self._regions):
+                region.retire()
 
 
 def _connect(path: str, timeout: float) -> socket.socket:
