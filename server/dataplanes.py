@@ -103,9 +103,12 @@ class DataPlanes:
             raise TransportUnavailable(f"cannot attach {slab.label} over {name}: {hint}") from error
 
     def may_map(self, name: str) -> bool:
-        """Tell whether clients of this transport reach memory itself."""
+        """Tell whether clients of this transport reach memory itself.
+
+        Of a transport that an earlier server had and this one has not, only such holders are in the catalog.
+        """
         plane = self._planes.get(name)
-        return plane is not None and plane.holders_may_map()
+        return plane is None or plane.holders_may_map()
 
     def withdraw(self, name: str, slab: Slab, session_id: int) -> None:
         """Take the slab from one session."""

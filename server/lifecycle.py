@@ -181,7 +181,10 @@ class Lifecycle:
         if slab.charged > LONG_BYTES:
             return self._remove_long(slab)
         slab.close_memory()
-        self.arena.remove(slab.id)
+        try:
+            self.arena.remove(slab.id)
+        except OSError as error:  # the next start removes it
+            log.error("slab file not removed", slab=slab.id, error=str(error))
         self._settle(slab)
         return None
 

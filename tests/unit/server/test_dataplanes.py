@@ -275,6 +275,30 @@ async def test_a_transport_with_bugs_harms_nobody_else(monkeypatch: pytest.Monke
         house.close()
 
 
+async def test_a_file_that_cannot_be_removed_does_not_stop_a_sessions_end(
+    monkeypatch: pytest.MonkeyPatch, memory_folder: Path
+) -> None:
+    house = House(memory_folder, await started(monkeypatch, p=Plane()))
+    life = house.life
+
+    def refuse(slab_id: int) -> None:
+        raise PermissionError(errno.EACCES, "not allowed")
+
+    try:
+        owner = life.open_session("default", Silent(), 10, None)
+        for _ in range(3):
+            slab = life.prepare(owner, 4096, None, "session")
+            life.make(slab)
+            life.admit(owner, slab, "p")
+        with monkeypatch.context() as broken:
+            broken.setattr(house.arena, "remove", refuse)
+            life.sessions.end(owner, SessionEvent.GOODBYE)
+        assert len(life.slabs) == life.slabs.allocated == life.slabs.reclaiming == 0
+        assert house.catalog.slabs() == []
+    finally:
+        house.close()
+
+
 async def test_a_slot_is_free_as_soon_as_its_slab_has_ended(
     monkeypatch: pytest.MonkeyPatch, memory_folder: Path
 ) -> None:

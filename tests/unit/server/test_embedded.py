@@ -16,7 +16,7 @@ import pytest
 
 from farpool.protocol.addresses import parse_address
 from farpool.protocol.errors import FarpoolError, ServerLost, StaleSlab
-from farpool.protocol.messages import Allocate, Attach, Attached, Open, ServerStat, Stat
+from farpool.protocol.messages import Allocate, Attach, Attached, Detach, Done, Free, Open, ServerStat, Stat
 from farpool.server.embedded import serve_embedded
 
 Connect = Callable[..., Any]
@@ -80,6 +80,21 @@ def test_a_crash_loses_nothing_that_a_session_can_resume(connect: Connect) -> No
             reply = again.ask(Attach(id=slab.id, generation=slab.generation, transport="cxl"), Attached)
             assert reply.slab.state == "live"
             assert reply.slab.generation == slab.generation
+
+
+def test_what_is_mapped_over_a_transport_stays_charged_without_it(memory_folder: Path, connect: Connect) -> None:
+    options: dict[str, Any] = {"arena": memory_folder, "capacity": "1MiB", "unix": memory_folder / "f.sock"}
+    with serve_embedded(**options) as server:
+        client = connect(server.url)
+        slab = client.ask(Allocate(nbytes=10, lease="persistent", transport="cxl"), Attached).slab
+        server.kill()
+    with serve_embedded(**options, transports=["tcp"]) as server:
+        other = connect(server.url)
+        other.ask(Free(id=slab.id, generation=slab.generation), Done)
+        assert other.ask(Stat(), ServerStat).reclaiming == 4096
+        again = connect(server.url, resume=client.key)
+        again.ask(Detach(id=slab.id, generation=slab.generation, transport="cxl"), Done)
+        assert other.ask(Stat(), ServerStat).reclaiming == 0
 
 
 def test_an_orderly_restart_ends_sessions(connect: Connect) -> None:
