@@ -69,12 +69,18 @@ class Attachment:
 
     def let_go(self) -> bool:
         """Close the region and queue what the server must know; return False if that was done before."""
+        already, gone = self._gone, self.withdraw()
+        if gone:
+            self._owner.part_detach(self.key)
+        return not already and self._gone
+
+    def withdraw(self) -> bool:
+        """Close the region; return whether the server must be told that this session has none of the slab any more."""
         self.region.close()
         if self._gone or self._owner.session.forked:
             return False
         self._gone = True
-        self._owner.release(self.key, self.serial)
-        return True
+        return self._owner.forget(self.key, self.serial)
 
     def free(self, deadline: float) -> None:
         """End the slab; every attachment that this session has of it goes stale.
@@ -208,7 +214,7 @@ class Attachments:
         """Free a slab whose allocation nobody waits for any more."""
         assert isinstance(reply, Attached)
         key = reply.slab.id, reply.slab.generation
-        self._part_detach(key)
+        self.part_detach(key)
         self.session.part(_free_request(key))
 
     def _detach_late(self, reply: Reply) -> None:
@@ -217,47 +223,63 @@ class Attachments:
         key = reply.slab.id, reply.slab.generation
         with self._lock:
             if key not in self._held:
-                self._part_detach(key)
+                self.part_detach(key)
 
     # Letting go ---------------------------------------------------------------------------------------------
 
     def release(self, key: Key, serial: int) -> None:
         """Forget an attachment whose region is closed; queue the Detach if it was the last."""
+        if self.forget(key, serial):
+            self.part_detach(key)
+
+    def forget(self, key: Key, serial: int) -> bool:
+        """Forget an attachment whose region is closed; return whether it was the last of its slab."""
         with self._lock:
             held = self._held.get(key)
-            if held is None or held.pop(serial, None) is None:
-                return
-            if not held:
-                del self._held[key]
-                self._part_detach(key)
+            if held is None or held.pop(serial, None) is None or held:
+                return False
+            del self._held[key]
+            self._detaches += 1
+            return True
 
-    def _part_detach(self, key: Key) -> None:
-        self._detaches += 1
+    def part_detach(self, key: Key) -> None:
+        """Queue the word that this session has let go of a slab."""
         self.session.part(Detach(id=key[0], generation=key[1], transport=self.transport))
 
     def free(self, attachment: Attachment, deadline: float) -> None:
         """Free the slab of *attachment*, and close what else this session has attached of it."""
         self.session.check()
-        attachment.let_go()
+        request = self._free_request_of(attachment)
         self.sweep()
-        self.session.call(_free_request(attachment.key), Done, deadline)
+        try:
+            self.session.call(request, Done, deadline)
+        except BaseException:
+            if request.detached:  # it may not have arrived
+                self.part_detach(attachment.key)
+            raise
         self.revoke(attachment.key)
+
+    def _free_request_of(self, attachment: Attachment) -> Free:
+        """Let go of *attachment*, and return the request that says both: one message instead of two."""
+        detached = self.transport if attachment.withdraw() else ""
+        return Free(id=attachment.key[0], generation=attachment.key[1], detached=detached)
 
     def free_many(self, attachments: Sequence[Attachment], deadline: float) -> None:
         """Free many slabs with pipelined requests; the first error is raised once all were tried."""
         self.session.check()
         self.sweep()
         errors: list[FarpoolError] = []
-        keys: list[Key] = []
+        requests: list[Free] = []
         for attachment in attachments:
             try:
-                attachment.let_go()
-                keys.append(attachment.key)
+                requests.append(self._free_request_of(attachment))
             except RegionInUse as error:
                 errors.append(error)
-        replies = Pipeline(self.session, [_free_request(key) for key in keys], Done, deadline).run()
-        for key in keys:
-            self.revoke(key)
+        replies = Pipeline(self.session, requests, Done, deadline).run()
+        for request, reply in zip(requests, replies, strict=True):
+            if request.detached and isinstance(reply, FarpoolError):
+                self.part_detach((request.id, request.generation))
+            self.revoke((request.id, request.generation))
         errors += [reply for reply in replies if isinstance(reply, FarpoolError)]
         if errors:
             raise errors[0]

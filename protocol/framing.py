@@ -7,7 +7,7 @@ decoding, so that a stranger's bytes cost at most one frame of memory.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import Any, Final, TypeGuard
 
 import msgpack as _untyped_msgpack  # type: ignore[import-untyped]  # it ships no types
@@ -20,7 +20,7 @@ MAX_FRAME_BYTES: Final = 1 << 20
 """Longest payload of one frame in bytes; a list of slabs is paged to stay below it."""
 
 MAX_REQUEST_BYTES: Final = 64 << 10
-"""Longest payload that a server takes: requests have a few hundred bytes, and a stranger's frame must cost little time."""
+"""Longest payload that a server takes: requests have a few hundred bytes, and a stranger's frame must cost little."""
 
 MAX_STRING_BYTES: Final = 64 << 10
 MAX_ITEMS: Final = 4096
@@ -86,9 +86,14 @@ def _is_map(value: object) -> TypeGuard[dict[Any, Any]]:
     return isinstance(value, dict)
 
 
-def _check_depth(items: Iterable[Any], left: int) -> None:
+_CONTAINERS: Final = frozenset((list, dict))
+
+
+def _check_depth(items: Collection[Any], left: int) -> None:
     if left < 0:
         raise ProtocolError(f"a control frame nests deeper than {MAX_DEPTH} levels")
+    if _CONTAINERS.isdisjoint(map(type, items)):
+        return
     for item in items:
         if _is_list(item):
             _check_depth(item, left - 1)

@@ -246,6 +246,8 @@ class Free(Request, frozen=True, kw_only=True):
     reply: ClassVar[type[Reply]] = Done
     id: int
     generation: int
+    detached: str = ""
+    """The transport over which the client has let go of it, as ``detach`` would say; empty if it has not."""
 
 
 class Listing(Request, frozen=True, kw_only=True):

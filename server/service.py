@@ -204,6 +204,8 @@ class PoolService:
 
     def _free(self, session: Session, request: Free) -> Done | Awaitable[Done]:
         slab = self.life.slabs.get_life(session.tenant, request.id, request.generation)
+        if request.detached:
+            self.life.let_go(slab, session.id, request.detached)
         removal = self.life.end_slab(slab, REVOKED, by=session)
         return Done() if removal is None else _done_after(removal)
 
