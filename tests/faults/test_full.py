@@ -1,0 +1,111 @@
+"""Pools and file systems without room: ``PoolFull`` with its numbers, never a SIGBUS, and room again once some is freed."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import farpool
+from farpool.client.pool import Pool
+from farpool.client.slab import Slab
+from tests.faults.conftest import TRANSPORTS, Serve
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def small(as_root: None, folder: Path) -> Iterator[Path]:
+    """A tmpfs of 8 MiB."""
+    place = folder / "small"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m,mode=700", "farpool-test", place], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"this container may not mount a tmpfs: {mounted.stderr.decode().strip()}")
+    yield place
+    subprocess.run(["umount", "--lazy", place], check=True)  # a failed test may hold its mappings
+
+
+def fill(pool: Pool, nbytes: int) -> tuple[list[Slab], farpool.PoolFull]:
+    """Allocate until there is no more room, and write every byte."""
+    slabs: list[Slab] = []
+    try:
+        while True:
+            slabs.append(pool.allocate(nbytes))
+            slabs[-1].write(b"\xa5" * nbytes)
+    except farpool.PoolFull as full:
+        return slabs, full
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_full_pool_says_so_in_numbers(serve: Serve, transport: str) -> None:
+    server = serve(capacity="8MiB")
+    with farpool.connect(server.url, transport=transport) as pool, farpool.connect(server.url) as other:
+        slabs, full = fill(pool, 3 * MIB)
+        assert len(slabs) == 2
+        assert full.details == {"asked": 3 * MIB, "free": 2 * MIB, "capacity": 8 * MIB}
+        assert all(text in str(full) for text in ("3 MiB", "2 MiB", "8 MiB"))
+        with pytest.raises(farpool.PoolFull):
+            other.allocate(2 * MIB + 1)
+        with pytest.raises(farpool.PoolFull):
+            pool.allocate_many([MIB] * 3)
+        assert other.stat().free == 2 * MIB, "an allocation of many that failed has kept some"
+        slabs.pop().free()
+        assert other.allocate(4 * MIB).read(8) == bytes(8)
+        assert slabs[0].read(3 * MIB) == b"\xa5" * (3 * MIB)
+
+
+def test_no_byte_is_given_twice_when_many_ask_at_once(serve: Serve) -> None:
+    server = serve(capacity="16MiB")
+    with (
+        farpool.connect(server.url, transport="cxl") as first,
+        farpool.connect(server.url, transport="tcp") as second,
+        ThreadPoolExecutor(4) as threads,
+    ):
+        filled = list(threads.map(lambda pool: fill(pool, 300_000)[0], [first, second] * 2))
+        slabs = [slab for part in filled for slab in part]
+        charged = 74 * 4096
+        assert len(slabs) == 16 * MIB // charged
+        assert first.stat().allocated == len(slabs) * charged
+        for number, slab in enumerate(slabs):
+            slab.write(number.to_bytes(8, "little"))
+        assert [int.from_bytes(slab.read(8), "little") for slab in slabs] == list(range(len(slabs)))
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_full_file_system_is_pool_full_and_no_sigbus(small: Path, serve: Serve, transport: str) -> None:
+    server = serve(arena=small, capacity="64MiB")
+    with farpool.connect(server.url, transport=transport) as pool:
+        slabs, full = fill(pool, 500_000)
+        assert full.details["asked"] == 500_000
+        assert full.details["free"] < 500_000
+        assert full.details["capacity"] == 64 * MIB
+        fill_the_rest(small)
+        for nbytes in (1, 5_000, 30 * MIB):
+            with pytest.raises(farpool.PoolFull):
+                pool.allocate(nbytes)
+        with farpool.connect(server.url, transport=transport) as other:
+            other.open(slabs[0].id).write(b"still usable")
+        assert slabs[0].read(12) == b"still usable"
+        for slab in slabs:
+            slab.write(b"\x5a" * slab.nbytes)
+            assert slab.read(slab.nbytes) == b"\x5a" * slab.nbytes
+        slabs.pop().free()
+        (small / "other").unlink()
+        assert pool.allocate(400_000).read(8) == bytes(8)
+
+
+def fill_the_rest(place: Path) -> None:
+    """Take every page that is left, as another program might."""
+    with (place / "other").open("wb", buffering=0) as other:
+        try:
+            while other.write(bytes(4096)):
+                pass
+        except OSError:
+            return

@@ -1,0 +1,92 @@
+"""Servers that are killed or stopped under transfers: an error within the deadline, and then the clients go on."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+import farpool
+from farpool.client.slab import Slab
+from tests.faults.conftest import APIS, TRANSPORTS, Serve, StartClient, patience, until
+
+TIMEOUT = 1.0
+LOST = ("ServerLost", "DeadlineExceeded")
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("api", APIS)
+def test_a_killed_server_is_an_error_in_time_and_comes_back(
+    serve: Serve, start_client: StartClient, transport: str, api: str
+) -> None:
+    server = serve()
+    clients = [start_client(server, transport, api, timeout=TIMEOUT) for _ in range(2)]
+    server.kill()
+    for client in clients:
+        failed = client.expect("failed")
+        assert failed["error"] in LOST, failed
+        assert failed["seconds"] < patience(TIMEOUT)
+        client.tell("try")
+        assert client.expect("failed")["error"] in LOST
+    server.start()
+    for client in clients:
+        client.tell("try")
+        client.expect("worked")
+        client.close()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("api", APIS)
+def test_a_stopped_server_is_an_error_in_time_and_goes_on(
+    serve: Serve, start_client: StartClient, transport: str, api: str
+) -> None:
+    server = serve()
+    clients = [start_client(server, transport, api, timeout=TIMEOUT) for _ in range(2)]
+    server.suspend()
+    for client in clients:
+        failed = client.expect("failed")
+        assert failed["error"] in LOST, failed
+        assert failed["seconds"] < patience(TIMEOUT)
+        client.tell("try")
+        assert client.expect("failed")["error"] in LOST
+    server.resume()
+    for client in clients:
+        client.tell("try")
+        client.expect("worked")
+        client.close()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("api", APIS)
+def test_a_client_goes_on_by_itself_after_a_restart(
+    serve: Serve, start_client: StartClient, transport: str, api: str
+) -> None:
+    server = serve()
+    client = start_client(server, transport, api, timeout=30.0)
+    for _ in range(2):
+        server.kill()
+        server.start()
+        with farpool.connect(server.url, transport=transport) as pool, pool.open(client.slab) as shared:
+            before = shared.read(8)
+
+            def goes_on(shared: Slab = shared, before: bytes = before) -> bool:
+                if (said := client.said()) is not None:
+                    assert said["error"] == "ServerLost", said  # a write whose outcome is unknown is not repeated
+                    client.tell("again")
+                return shared.read(8) != before
+
+            until(goes_on, "the client writes again")
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_ctrl_c_is_prompt_while_the_server_is_stopped(serve: Serve, start_client: StartClient, transport: str) -> None:
+    server = serve()
+    client = start_client(server, transport, "sync", timeout=60.0)
+    server.suspend()
+    until(client.is_waiting, "the client waits for the server")
+    client.send(signal.SIGINT)
+    assert client.expect("failed")["error"] == "KeyboardInterrupt"
+    server.resume()
+    client.tell("try")
+    client.expect("worked")
+    client.close()
