@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, TypeVar
 
@@ -31,6 +32,7 @@ from farpool.protocol.errors import (
     ServerLost,
     SlabNotFound,
     StaleSlab,
+    out_of_descriptors,
 )
 from farpool.protocol.framing import MAX_FRAME_BYTES
 from farpool.protocol.messages import (
@@ -130,13 +132,14 @@ class Session:
         Raises:
             ServerLost: nobody listens at the address.
             DeadlineExceeded: somebody does, and says nothing.
+            TransportUnavailable: this process may open no more files.
         """
         try:
             self._connect(deadline)
         except OSError as error:
             if isinstance(error, FarpoolError):
                 raise
-            raise ServerLost(
+            raise out_of_descriptors(error) or ServerLost(
                 f"no pool server answers at {self.address} ({_reason(error)}); start one with: farpool serve"
             ) from error
 
@@ -219,6 +222,8 @@ class Session:
             except OSError as error:
                 if isinstance(error, FarpoolError) and not isinstance(error, ServerLost):
                     raise
+                if (shortage := out_of_descriptors(error)) is not None:
+                    raise shortage from error
                 cause = error
             if not backoff.wait():
                 raise ServerLost(
@@ -302,9 +307,13 @@ def outcome_unknown(lost: ServerLost) -> ServerLost:
     )
 
 
-def _client_name() -> str:
+@cache
+def _release() -> str:
     try:
-        release = version("farpool")
+        return version("farpool")
     except PackageNotFoundError:
-        release = "unknown"
-    return f"farpool/{release} python/{sys.version_info.major}.{sys.version_info.minor} pid {os.getpid()}"
+        return "unknown"
+
+
+def _client_name() -> str:
+    return f"farpool/{_release()} python/{sys.version_info.major}.{sys.version_info.minor} pid {os.getpid()}"

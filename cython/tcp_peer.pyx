@@ -17,7 +17,13 @@ from farpool.native.stream cimport CLOSED, DONE, EXPIRED, advance, receive_all, 
 from farpool.native.tcp_wire cimport WIRE_MAGIC
 
 from farpool.native.tcp_wire import pack_hello
-from farpool.protocol.errors import AuthenticationFailed, DeadlineExceeded, ProtocolError, ServerLost
+from farpool.protocol.errors import (
+    AuthenticationFailed,
+    DeadlineExceeded,
+    ProtocolError,
+    ServerLost,
+    out_of_descriptors,
+)
 
 cdef enum:
     IDLE_NS = 20000000      # a connection that rested longer is looked at before it is used
@@ -130,7 +136,7 @@ cdef class TcpPeer(Loans):
                 f"the data port {host}:{port} did not answer within {left:.3g} s; is it reachable from here?"
             ) from None
         except OSError as error:
-            raise ServerLost(
+            raise out_of_descriptors(error) or ServerLost(
                 f"no data connection to {host}:{port}: {error}; is the server running, and the port reachable?"
             ) from None
         outgoing.iov_base = <char *> hello

@@ -7,6 +7,7 @@ and what to do next. This module imports nothing but the standard library.
 
 from __future__ import annotations
 
+import errno
 from typing import Any, ClassVar
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "TransportUnavailable",
     "UnsuitableBuffer",
     "from_wire",
+    "out_of_descriptors",
 ]
 
 
@@ -143,3 +145,10 @@ def from_wire(kind: str, message: str, details: dict[Any, Any]) -> FarpoolError:
     """Make the error that a peer named; an unknown kind becomes a plain :class:`FarpoolError`."""
     cls = FarpoolError.kinds.get(kind, FarpoolError)
     return cls(message, **{key: value for key, value in details.items() if isinstance(key, str)})
+
+
+def out_of_descriptors(error: BaseException) -> TransportUnavailable | None:
+    """Return what to raise instead of *error* if that says that this process may open no more files, else None."""
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return TransportUnavailable("this process is at its limit of open files; close some, or raise it: ulimit -n")
+    return None

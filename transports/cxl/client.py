@@ -21,6 +21,7 @@ from farpool.protocol.errors import (
     ServerLost,
     StaleSlab,
     TransportUnavailable,
+    out_of_descriptors,
 )
 from farpool.protocol.messages import Offer
 from farpool.transports.contract import AwaitableRegion, Probe, Region, Ticket
@@ -70,6 +71,8 @@ class CxlClient:
         except PermissionError:
             return Probe(usable=False, reason=f"no permission to reach {path}; ask for access to its directory")
         except (OSError, FarpoolError) as error:
+            if (shortage := out_of_descriptors(error)) is not None:
+                return Probe(usable=False, reason=shortage.message)
             return Probe(usable=False, reason=f"the server's socket {path} does not answer ({error})")
         if answer.arena != offer.params.get("arena"):
             return Probe(
@@ -193,7 +196,8 @@ def _connect_or_raise(path: str, timeout: float) -> socket.socket:
     try:
         return _connect(path, timeout)
     except OSError as error:
-        raise ServerLost(f"the server's descriptor socket {path} cannot be reached ({error})") from None
+        lost = ServerLost(f"the server's descriptor socket {path} cannot be reached ({error})")
+        raise out_of_descriptors(error) or lost from None
 
 
 def _ask(connection: socket.socket, request: DescriptorRequest) -> tuple[DescriptorAnswer, list[int]]:

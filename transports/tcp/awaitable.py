@@ -13,7 +13,7 @@ from farpool.native.tcp_peer import TcpPeer
 from farpool.native.tcp_pipeline import TcpPipeline
 from farpool.native.tcp_region import TcpRegion
 from farpool.native.tcp_wire import ANSWER_BYTES, MAX_PARTS, unpack_answer
-from farpool.protocol.errors import AuthenticationFailed, DeadlineExceeded, ServerLost, StaleSlab
+from farpool.protocol.errors import AuthenticationFailed, DeadlineExceeded, ServerLost, StaleSlab, out_of_descriptors
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -59,7 +59,8 @@ class AwaitableConnection:
         except TimeoutError:
             raise DeadlineExceeded(f"the data port {host}:{port} did not answer in time; raise timeout=") from None
         except OSError as error:
-            raise ServerLost(f"no data connection to {host}:{port}: {error}; is the server running?") from None
+            lost = ServerLost(f"no data connection to {host}:{port}: {error}; is the server running?")
+            raise out_of_descriptors(error) or lost from None
 
     def close(self) -> None:
         """Close the connection; what is in flight fails with ``ServerLost``. From another thread the loop does it."""

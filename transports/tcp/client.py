@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 from farpool.native.tcp_peer import TcpPeer
 from farpool.native.tcp_region import TcpRegion
+from farpool.protocol.errors import out_of_descriptors
 from farpool.protocol.messages import Offer
 from farpool.transports.contract import AwaitableRegion, Probe, Region, Ticket
 from farpool.transports.tcp.awaitable import AwaitableConnection, AwaitableTcpRegion
@@ -32,6 +33,8 @@ class TcpClient:
         try:
             socket.create_connection((host, port), timeout=PROBE_SECONDS).close()
         except (OSError, TypeError, OverflowError) as error:
+            if (shortage := out_of_descriptors(error)) is not None:
+                return Probe(usable=False, reason=shortage.message)
             return Probe(
                 usable=False,
                 reason=f"the server's data port {host}:{port} cannot be reached from here ({error}); "
