@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import command_of, settle, traces_of
 
 import farpool
 from farpool.server.embedded import EmbeddedServer
-from tests.conftest import command_of, settle, traces_of
 
 WITHIN = 15.0
 """Seconds in which what must happen has happened; only a failure takes so long."""

@@ -9,14 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from tests.faults.conftest import APIS, TRANSPORTS, Serve, StartClient, slabs_in, until
 
 import farpool
 from farpool.client.pool import Pool
 from farpool.client.slab import Slab
-from tests.faults.conftest import APIS, TRANSPORTS, Serve, StartClient, slabs_in, until
 
 SESSION_TIMEOUT = 1.0
-
 
 
 @contextmanager

@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tests.faults.conftest import TRANSPORTS, Serve
 
 import farpool
 from farpool.client.pool import Pool
 from farpool.client.slab import Slab
-from tests.faults.conftest import TRANSPORTS, Serve
 
 MIB = 1 << 20
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 
 import pytest
+from tests.faults.conftest import APIS, TRANSPORTS, Serve, StartClient, patience, until
 
 import farpool
 from farpool.client.slab import Slab
-from tests.faults.conftest import APIS, TRANSPORTS, Serve, StartClient, patience, until
 
 TIMEOUT = 1.0
 LOST = ("ServerLost", "DeadlineExceeded")
