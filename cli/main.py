@@ -105,6 +105,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         code = ExitCode.INTERRUPTED
     except Exception as error:  # noqa: BLE001  the last place that can turn it into one line
+        try:
+            _flush()
+        except OSError:
+            _drop_stdout()
         return _report(error)
     if code == ExitCode.INTERRUPTED:
         warn("interrupted")
@@ -138,7 +142,7 @@ def _flush() -> None:
 
 
 def _drop_stdout() -> None:
-    """Point stdout at nothing, so that the flush at the interpreter's end finds no broken pipe."""
+    """Point stdout at nothing, so that the flush at the interpreter's end finds no broken pipe or full disk."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)

@@ -136,10 +136,12 @@ def command_of(pid: int) -> str:
 
 
 def settle(measure: Callable[[], set[T]], allowed: set[T]) -> set[T]:
-    """Return what *measure* finds over *allowed*, once that is empty or has had its time."""
+    """Return what *measure* finds over *allowed*, each time until it has had its time."""
     deadline = time.monotonic() + ENDS_WITHIN
-    while (left := measure() - allowed) and time.monotonic() < deadline:
+    left = measure() - allowed
+    while left and time.monotonic() < deadline:
         time.sleep(0.02)
+        left &= measure()
     return left
 
 
