@@ -29,6 +29,7 @@ class TcpServer:
         self._reactor: TcpReactor | None = None
         self._listener: socket.socket | None = None
         self._context: ServerContext | None = None
+        self._address: dict[str, Any] = {}
         self._slots: dict[int, int] = {}
         self._handles: dict[int, dict[tuple[int, Mode], int]] = {}
 
@@ -44,6 +45,9 @@ class TcpServer:
         reactor.start()
         context.loop.add_reader(reactor.fileno(), self._report_events)
         self._context, self._listener, self._reactor = context, listener, reactor
+        host, port = listener.getsockname()[:2]
+        # An empty host stands for the one that the client reached the control plane at.
+        self._address = {"host": "" if host in ("0.0.0.0", "::") else host, "port": port}  # noqa: S104  a comparison
 
     async def stop(self) -> None:
         """Close every data connection and the listening socket."""
@@ -60,10 +64,8 @@ class TcpServer:
                 self._context.report(kind, {"peer": peer, "number": number})
 
     def offer(self) -> Mapping[str, Any]:
-        """Return the data port; an unspecified host means the one that the client reached the control plane at."""
-        assert self._listener is not None
-        host, port = self._listener.getsockname()[:2]
-        return {"host": "" if host in ("0.0.0.0", "::") else host, "port": port}  # noqa: S104  a comparison
+        """Return the data port."""
+        return self._address
 
     def publish(self, slab: ServedSlab, session: ServedSession, mode: Mode) -> Mapping[str, Any]:
         """Add the slab to the native table for this session; the same attachment keeps its handle."""
@@ -78,7 +80,7 @@ class TcpServer:
             handle = handles[session.id, mode] = self._table.insert(
                 memory, memory.address, slab.nbytes, slab.generation, session.id, mode == "rw"
             )
-        return {**self.offer(), "slot": slot, "secret": session.secret, "handle": handle}
+        return {**self._address, "slot": slot, "secret": session.secret, "handle": handle}
 
     def withdraw(self, slab: ServedSlab, session_id: int) -> None:
         """Take the slab from one session."""
