@@ -1,7 +1,7 @@
 """A client process: it transfers without end, and says in lines of JSON what stops it.
 
-``python client.py URL TRANSPORT API TIMEOUT NBYTES``. After a failure it obeys the lines of its stdin: ``again`` goes on
-with the transfers, ``try`` makes one, ``allocate`` takes a new slab, ``close`` ends it in order.
+``python client.py URL TRANSPORT API TIMEOUT NBYTES``. After a failure it obeys the lines of its stdin: ``again`` goes
+on with the transfers, ``try`` makes one, ``allocate`` takes a new slab, ``close`` ends it in order.
 """
 
 from __future__ import annotations

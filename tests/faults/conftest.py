@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -160,13 +160,19 @@ def nothing_left(no_child_left: None, no_leak: None) -> None:
 def serve(nothing_left: None) -> Iterator[Serve]:
     """Start servers. Each must hold in the end what it held at first, and leave nothing when it has ended."""
     with ExitStack() as stack:
-        yield lambda **settings: stack.enter_context(watched(**settings))
+
+        def start(**settings: Any) -> EmbeddedServer:
+            return stack.enter_context(watched(**settings))
+
+        yield start
 
 
 @contextmanager
-def watched(*, transports: Sequence[str] = TRANSPORTS, **settings: Any) -> Iterator[EmbeddedServer]:
+def watched(
+    *, transports: Sequence[str] = TRANSPORTS, capacity: str = "64MiB", **settings: Any
+) -> Generator[EmbeddedServer]:
     """Run a server; what it holds is compared once its clients have gone, and what it leaves once it has ended."""
-    with farpool.serve_embedded(**{"capacity": "64MiB", "transports": transports, **settings}) as server:
+    with farpool.serve_embedded(capacity=capacity, transports=transports, **settings) as server:
         for transport in transports:
             with farpool.connect(server.url, transport=transport) as pool:
                 pool.allocate(1).write(b"x")

@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import os
 import resource
 import sys
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Coroutine, Generator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ async def result_of(value: Any) -> Any:
 
 
 @contextmanager
-def limit_of(spare: int) -> Iterator[None]:
+def limit_of(spare: int) -> Generator[None]:
     """Leave room for *spare* more descriptors; the loop's own are open by now."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (open_descriptors() + spare, hard))
@@ -49,7 +48,7 @@ def limit_of(spare: int) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def connected(url: str, transport: str, api: str) -> AsyncIterator[Any]:
+async def connected(url: str, transport: str, api: str) -> AsyncGenerator[Any]:
     """Connect on either API, and close."""
     connect: Any = farpool.connect if api == "sync" else farpool.aio.connect
     pool = await result_of(connect(url, transport=transport, timeout=5.0))
@@ -77,8 +76,8 @@ async def lose_all(url: str, transport: str, api: str) -> None:
 
 
 def open_descriptors() -> int:
-    """Return how many are open, without opening one: the listing's own is closed again."""
-    return len(os.listdir("/proc/self/fd")) - 1
+    """Return how many are open, the listing's own left out."""
+    return len(list(Path("/proc/self/fd").iterdir())) - 1
 
 
 def outcome_of(job: Coroutine[Any, Any, None]) -> str:
@@ -89,10 +88,8 @@ def outcome_of(job: Coroutine[Any, Any, None]) -> str:
     except farpool.FarpoolError as error:
         return f"{type(error).__name__}: {error}"
     finally:
-        left = [
-            str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path not in before and path.exists()
-        ]
-        assert not left, f"some descriptors were left open: {left}"
+        left = [path for path in Path("/proc/self/fd").iterdir() if path not in before and path.exists()]
+        assert not left, f"some descriptors were left open: {[path.readlink() for path in left]}"
     return ""
 
 

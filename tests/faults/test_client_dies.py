@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import pytest
@@ -19,7 +19,7 @@ SESSION_TIMEOUT = 1.0
 
 
 @contextmanager
-def working(pool: Pool) -> Iterator[None]:
+def working(pool: Pool) -> Generator[None]:
     """Use a slab of one's own in another thread meanwhile; whatever fails there fails the test."""
     errors: list[BaseException] = []
     done = threading.Event()

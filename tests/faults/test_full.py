@@ -1,4 +1,4 @@
-"""Pools and file systems without room: ``PoolFull`` with its numbers, never a SIGBUS, and room again once some is freed."""
+"""Pools and file systems without room: ``PoolFull`` with its numbers, never a SIGBUS, and room again after a free."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def test_no_byte_is_given_twice_when_many_ask_at_once(serve: Serve) -> None:
         farpool.connect(server.url, transport="tcp") as second,
         ThreadPoolExecutor(4) as threads,
     ):
-        filled = list(threads.map(lambda pool: fill(pool, 300_000)[0], [first, second] * 2))
-        slabs = [slab for part in filled for slab in part]
+        filled = threads.map(fill, [first, second] * 2, [300_000] * 4)
+        slabs = [slab for part, _ in filled for slab in part]
         charged = 74 * 4096
         assert len(slabs) == 16 * MIB // charged
         assert first.stat().allocated == len(slabs) * charged
