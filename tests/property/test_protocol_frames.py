@@ -77,8 +77,7 @@ def values_of(info: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
     """Return what a field of this type may hold."""
     match info:
         case msgspec.inspect.StructType():
-            fields = {field.name: values_of(field.type) for field in info.fields}
-            return st.fixed_dictionaries(fields).map(lambda values, cls=info.cls: cls(**values))
+            return st.builds(info.cls, **{field.name: values_of(field.type) for field in info.fields})
         case msgspec.inspect.ListType():
             return st.lists(values_of(info.item_type), max_size=3)
         case msgspec.inspect.DictType():
