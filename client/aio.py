@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Final, ParamSpec, Self, TypeVar
@@ -190,15 +190,15 @@ class Slab(SlabHandle):
 
     __slots__ = {"_twin": "The awaitable region.", **DATA_METHODS}
 
-    read_into: Transfer[Awaitable[int]]
-    read: Read[Awaitable[bytes]]
-    write: Transfer[Awaitable[int]]
-    readv: Batch[Awaitable[int]]
-    writev: Batch[Awaitable[int]]
-    load: Load[Awaitable[int]]
-    store: Store[Awaitable[None]]
-    fetch_add: FetchAdd[Awaitable[int]]
-    compare_swap: CompareSwap[Awaitable[int]]
+    read_into: Transfer[Coroutine[Any, Any, int]]
+    read: Read[Coroutine[Any, Any, bytes]]
+    write: Transfer[Coroutine[Any, Any, int]]
+    readv: Batch[Coroutine[Any, Any, int]]
+    writev: Batch[Coroutine[Any, Any, int]]
+    load: Load[Coroutine[Any, Any, int]]
+    store: Store[Coroutine[Any, Any, None]]
+    fetch_add: FetchAdd[Coroutine[Any, Any, int]]
+    compare_swap: CompareSwap[Coroutine[Any, Any, int]]
 
     _pool: Pool
 

@@ -1,6 +1,6 @@
 """The signatures of a slab's data methods, which are native and assigned one by one.
 
-``T_co`` is what a call returns: ``int`` on a slab, ``Awaitable[int]`` on its awaitable twin.
+``T_co`` is what a call returns: ``int`` on a slab, a coroutine of it on its awaitable twin.
 """
 
 # ruff: noqa: D102  the classes say it all

@@ -14,8 +14,10 @@ class ControlChannel:
     def send(self, frame: bytes, deadline: float) -> None:
         """Send one whole frame. Raises ``ServerLost``, ``DeadlineExceeded``; runs signal handlers while it waits."""
     def receive(self, deadline: float) -> bytes:
-        """Return the payload of the next frame. A deadline or Ctrl-C between frames leaves the channel whole, and in the middle of
-        a frame too: what has come is kept for the next call. Raises ``ServerLost``, ``DeadlineExceeded``, ``ProtocolError``."""
+        """Return the payload of the next frame.
+
+        A deadline or Ctrl-C leaves the channel whole, in the middle of a frame too: what has come is kept for the
+        next call. Raises ``ServerLost``, ``DeadlineExceeded``, ``ProtocolError``."""
     def ended(self) -> bool:
         """Tell without blocking whether the peer has closed the connection (or it broke); bytes may still wait."""
     def start_heartbeat(self, frame: bytes, interval: float) -> None:

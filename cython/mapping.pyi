@@ -1,4 +1,5 @@
 from types import TracebackType
+from typing import Self
 
 class Mapping:
     """One shared mapping of a file's bytes, owned by this object. Thread-safe.
@@ -27,7 +28,7 @@ class Mapping:
     def store(self, offset: int, value: int) -> None:
         """Set the aligned word at *offset*, with release order; ``ReadOnly`` if the mapping is."""
     def close(self) -> None: ...
-    def __enter__(self) -> Mapping: ...
+    def __enter__(self) -> Self: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None: ...

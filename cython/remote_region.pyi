@@ -1,5 +1,4 @@
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from typing_extensions import Buffer
 

@@ -9,7 +9,7 @@ class SlabTable:
     @property
     def capacity(self) -> int: ...
     def insert(self, owner: object, address: int, nbytes: int, generation: int, session: int, writable: bool) -> int:
-        """Add an attachment and return its handle; *owner* keeps the memory alive until ``remove``. Raises ``PoolFull``."""
+        """Add an attachment and return its handle; *owner* keeps the memory until ``remove``. Raises ``PoolFull``."""
     def remove(self, handle: int) -> None:
         """End an attachment, and return when no operation on it is in flight. An unknown handle is ignored."""
     def __len__(self) -> int: ...

@@ -9,8 +9,9 @@ class TcpPipeline:
     """One data connection of an event loop, with many requests in flight. Used from the loop's thread alone.
 
     Takes over the connected, non-blocking *fd* after the hello. Each method returns a future; deadlines are seconds of
-    ``time.monotonic()``. Requests take effect in the order of the calls. A cancelled request's answer is thrown away when
-    it comes, and its buffer is not touched any more. When the connection ends every future fails with ``ServerLost``.
+    ``time.monotonic()``. Requests take effect in the order of the calls. A cancelled request's answer is thrown away
+    when it comes, and its buffer is not touched any more. When the connection ends every future fails with
+    ``ServerLost``.
     """
 
     def __init__(self, fd: int, loop: asyncio.AbstractEventLoop) -> None: ...
@@ -23,9 +24,7 @@ class TcpPipeline:
         """Requests that have no answer yet, cancelled ones included."""
     def read_into(self, region: TcpRegion, buffer: Buffer, offset: int, deadline: float) -> asyncio.Future[int]: ...
     def write(self, region: TcpRegion, buffer: Buffer, offset: int, deadline: float) -> asyncio.Future[int]: ...
-    def readv(
-        self, region: TcpRegion, parts: Iterable[tuple[int, Buffer]], deadline: float
-    ) -> asyncio.Future[int]: ...
+    def readv(self, region: TcpRegion, parts: Iterable[tuple[int, Buffer]], deadline: float) -> asyncio.Future[int]: ...
     def writev(
         self, region: TcpRegion, parts: Iterable[tuple[int, Buffer]], deadline: float
     ) -> asyncio.Future[int]: ...

@@ -26,7 +26,9 @@ class TcpReactor:
     def stop(self) -> None:
         """End the threads and close every data connection. Idempotent."""
     def admit(self, session: int, secret: bytes) -> int:
-        """Let *session* open data connections with *secret* (32 bytes); return the slot that its hello names. Raises ``PoolFull``."""
+        """Let *session* open data connections with *secret* (32 bytes); return the slot that its hello names.
+
+        Raises ``PoolFull``."""
     def expel(self, slot: int) -> None:
         """Close the session's data connections soon, and refuse new ones at once."""
     def fileno(self) -> int:

@@ -277,7 +277,7 @@ def test_name_of_any_letters(pool: AnyPool, name: str) -> None:
 
 
 def test_lease_that_cannot_be(pool: AnyPool) -> None:
-    wrong = [0, -1, "forever", float("nan"), float("inf"), None, True, [], "-5"]
+    wrong: list[object] = [0, -1, "forever", float("nan"), float("inf"), None, True, [], "-5"]
     refused(pool, wrong, lambda lease: pool.allocate(8, lease=lease))
 
 

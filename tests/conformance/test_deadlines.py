@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ SHORT = 0.1
 
 
 @contextmanager
-def stopped(server: EmbeddedServer) -> Iterator[None]:
+def stopped(server: EmbeddedServer) -> Generator[None]:
     server.suspend()
     try:
         yield

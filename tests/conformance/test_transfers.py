@@ -71,15 +71,35 @@ def test_64_mib(pool: AnyPool) -> None:
     assert slab.read(MIB, 63 * MIB) == whole[-MIB:].tobytes()
 
 
+def plain_view(data: bytes) -> Buffer:
+    return memoryview(bytearray(data))
+
+
+def cast_view(data: bytes) -> Buffer:
+    return memoryview(bytearray(data)).cast("H", (4, 8))
+
+
+def numpy_array(data: bytes) -> Buffer:
+    return np.frombuffer(data, "f8").reshape(2, 4).copy()
+
+
+def plain_array(data: bytes) -> Buffer:
+    return array.array("I", data)
+
+
+def ctypes_array(data: bytes) -> Buffer:
+    return (ctypes.c_uint8 * 64)(*data)
+
+
 @pytest.mark.parametrize(
     "kind",
     [
         pytest.param(bytearray, id="bytearray"),
-        pytest.param(lambda data: memoryview(bytearray(data)), id="memoryview"),
-        pytest.param(lambda data: memoryview(bytearray(data)).cast("H", (4, 8)), id="cast-memoryview"),
-        pytest.param(lambda data: np.frombuffer(data, "f8").reshape(2, 4).copy(), id="numpy"),
-        pytest.param(lambda data: array.array("I", data), id="array"),
-        pytest.param(lambda data: (ctypes.c_uint8 * 64)(*data), id="ctypes"),
+        pytest.param(plain_view, id="memoryview"),
+        pytest.param(cast_view, id="cast-memoryview"),
+        pytest.param(numpy_array, id="numpy"),
+        pytest.param(plain_array, id="array"),
+        pytest.param(ctypes_array, id="ctypes"),
     ],
 )
 def test_any_contiguous_buffer(slab: AnySlab, kind: Any) -> None:

@@ -56,11 +56,11 @@ def test_flush_and_invalidate(slab: AnySlab) -> None:
 def test_view_is_the_memory(shown: AnySlab) -> None:
     shown.write(b"data", 100)
     with shown.view() as whole, shown.view(100, 4) as part, shown.view(4096) as empty:
-        assert part == b"data"
+        assert bytes(part) == b"data"
         assert len(empty) == 0
         assert not whole.readonly
         whole[100:104] = b"more"
-        assert part == b"more"
+        assert bytes(part) == b"more"
         assert shown.read(4, 100) == b"more"
         shown.store(8, 7)
         assert whole[8:16].cast("Q")[0] == 7
