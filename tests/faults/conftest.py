@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import command_of, settle, traces_of
+from tests.conftest import settle, traces_of
 
 import farpool
 from farpool.server.embedded import EmbeddedServer
@@ -26,6 +26,9 @@ WITHIN = 15.0
 
 CLIENT = Path(__file__).with_name("client.py")
 NBYTES = 2 << 20
+
+NOBODY = 65534
+"""A user without any rights of its own."""
 
 TRANSPORTS = ("cxl", "tcp")
 APIS = ("sync", "aio")
@@ -46,7 +49,10 @@ def until(true: Callable[[], bool], what: str) -> None:
 
 def running(pid: int) -> bool:
     """Tell whether the process is there and no zombie."""
-    return bool(command_of(pid))
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 # Clients ---------------------------------------------------------------------------------------------------------

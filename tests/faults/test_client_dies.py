@@ -100,6 +100,23 @@ def test_a_stopped_client_ends_and_finds_out_when_it_wakes(
         client.close()
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("api", APIS)
+def test_a_client_that_was_stopped_for_a_moment_goes_on(
+    serve: Serve, start_client: StartClient, transport: str, api: str
+) -> None:
+    server = serve(session_timeout=60.0)
+    client = start_client(server, transport, api, timeout=60.0)
+    with farpool.connect(server.url, transport=transport) as pool, pool.open(client.slab) as shared:
+        client.send(signal.SIGSTOP)
+        before = shared.read(8)
+        with working(pool):
+            assert shared.read(8) == before
+        client.send(signal.SIGCONT)
+        until(lambda: shared.read(8) != before, "the client writes again")
+    assert client.said() is None
+
+
 def test_clients_of_every_kind_are_killed_at_once(serve: Serve, start_client: StartClient) -> None:
     server = serve()
     with farpool.connect(server.url, transport="tcp") as pool, working(pool):
