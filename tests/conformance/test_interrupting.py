@@ -25,9 +25,9 @@ def hear(child: subprocess.Popen[str]) -> str:
 
 
 def test_in_the_middle_of_reads(server: EmbeddedServer, transport: str, start_child: StartChild) -> None:
-    child = start_child("interrupt_reads", server.url, transport, 40)
+    child = start_child("interrupt_reads", server.url, transport, 25)
     out, err = child.communicate(timeout=100)
-    assert (child.returncode, out.splitlines()) == (0, ["interrupted 40", "done"]), err
+    assert (child.returncode, out.splitlines()) == (0, ["interrupted 25", "done"]), err
 
 
 @pytest.mark.parametrize("what", ["stat", "allocate", "read", "write"])

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from farpool.server.embedded import EmbeddedServer
 
 THREADS = 8
-ROUNDS = 40
+ROUNDS = 20
 PLACE = 96 << 10
 """Bytes that each worker has for itself; more than what goes in one piece anywhere."""
 

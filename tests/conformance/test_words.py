@@ -99,7 +99,7 @@ def test_no_word_fits_into_the_last_bytes(pool: AnyPool) -> None:
 
 def test_processes_lose_no_update(server: EmbeddedServer, pool: AnyPool, start_child: StartChild) -> None:
     """Four processes add to one word and swap another: each change counts exactly once."""
-    rounds, processes = 300, 4
+    rounds, processes = 150, 4
     slab = pool.allocate(64, name="counters", lease="persistent")
     children = [start_child("count", server.url, pool.transport, "counters", rounds) for _ in range(processes)]
     for child in children:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tests.conformance.driving import AnyPool, AnySlab
@@ -22,7 +21,6 @@ class Session:
     """One of the sessions; its number changes when it ends and another takes its place."""
 
     pool: AnyPool
-    end: Callable[[], None]
     number: int
 
 

@@ -36,7 +36,7 @@ from farpool.protocol.messages import (
     encode_request,
 )
 
-cases = settings(PROFILE, max_examples=100)
+cases = settings(PROFILE, max_examples=60)
 ids = st.integers(0, 2**64 - 1)
 text = st.text(st.characters(codec="utf-8"), max_size=20)
 scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | text

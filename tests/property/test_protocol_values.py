@@ -28,7 +28,7 @@ UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, 
 
 T = TypeVar("T")
 
-cases = settings(PROFILE, max_examples=150)
+cases = settings(PROFILE, max_examples=80)
 anything = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20), st.binary(max_size=8), st.just([])
 )
