@@ -209,28 +209,29 @@ def exchange(connection: socket.socket, *pieces: bytes) -> bytes:
     while True:
         if not waiting and not half_closed:
             half_closed = True
-            try:
+            with suppress(OSError):
                 connection.shutdown(socket.SHUT_WR)
-            except OSError:
-                return bytes(received)
         left = end - time.monotonic()
         assert left > 0, "the server neither answers nor closes the connection"
         readable, writable, _ = select.select([connection], [connection] if waiting else [], [], left)
-        try:
-            if writable:
-                sent = connection.send(waiting[0], socket.MSG_DONTWAIT)
-                waiting[0] = waiting[0][sent:]
-                if not waiting[0]:
-                    del waiting[0]
-            if readable:
+        if writable:
+            try:
+                waiting[0] = waiting[0][connection.send(waiting[0], socket.MSG_DONTWAIT) :]
+            except BlockingIOError:
+                continue
+            except ConnectionError:
+                waiting.clear()  # it was closed with bytes of ours unread; what it said before is still to be read
+                continue
+            if not waiting[0]:
+                del waiting[0]
+        if readable:
+            try:
                 piece = connection.recv(1 << 16, socket.MSG_DONTWAIT)
-                if not piece:
-                    return bytes(received)
-                received += piece
-        except BlockingIOError:
-            continue
-        except (ConnectionResetError, BrokenPipeError):
-            return bytes(received)  # it was closed with bytes of ours unread
+            except ConnectionResetError:
+                return bytes(received)
+            if not piece:
+                return bytes(received)
+            received += piece
 
 
 def pour(connection: socket.socket, batch: bytes, *, most: int) -> None:
@@ -335,7 +336,8 @@ def target() -> Iterator[Target]:
         yield target
         target.check()
         assert not settle(lambda: traces_of(server), before), "the server has not given back what strangers used"
-        assert neighbours[0].pool.stat().sessions == len(neighbours)
+        strangers = settle(lambda: set(range(neighbours[0].pool.stat().sessions)), set(range(len(neighbours))))
+        assert not strangers, "strangers' sessions have not ended"
         assert target.memory() - memory < GROWTH, "the server's memory grew"
         assert not [entry for entry in target.log() if entry["level"] in ("error", "critical")]
 

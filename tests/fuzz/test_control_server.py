@@ -37,7 +37,7 @@ VALID: dict[str, dict[str, Any]] = {
     "open": {"name": "nobody has this", "id": None, "mode": "rw", "transport": ""},
     "attach": {"id": 1, "generation": 1, "mode": "rw", "transport": "tcp"},
     "detach": {"id": 1, "generation": 1, "transport": "tcp"},
-    "free": {"id": 1, "generation": 1},
+    "free": {"id": 1, "generation": 1, "detached": "tcp"},
     "list": {"after": 0, "limit": 10},
     "stat": {},
     "heartbeat": {},
