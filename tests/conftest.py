@@ -135,9 +135,9 @@ def command_of(pid: int) -> str:
         return ""
 
 
-def settle(measure: Callable[[], set[T]], allowed: set[T]) -> set[T]:
+def settle(measure: Callable[[], set[T]], allowed: set[T], within: float = ENDS_WITHIN) -> set[T]:
     """Return what *measure* finds over *allowed*, each time until it has had its time."""
-    deadline = time.monotonic() + ENDS_WITHIN
+    deadline = time.monotonic() + within
     left = measure() - allowed
     while left and time.monotonic() < deadline:
         time.sleep(0.02)

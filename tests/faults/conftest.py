@@ -19,9 +19,10 @@ import pytest
 from tests.conftest import settle, traces_of
 
 import farpool
+from farpool.client.pool import Pool
 from farpool.server.embedded import EmbeddedServer
 
-WITHIN = 15.0
+WITHIN = 30.0
 """Seconds in which what must happen has happened; only a failure takes so long."""
 
 CLIENT = Path(__file__).with_name("client.py")
@@ -43,7 +44,7 @@ def patience(timeout: float) -> float:
 
 def until(true: Callable[[], bool], what: str) -> None:
     """Wait for *true*."""
-    left = settle(lambda: set() if true() else {what}, set())
+    left = settle(lambda: set() if true() else {what}, set(), WITHIN)
     assert not left, f"this has not come true in time: {what}"
 
 
@@ -174,11 +175,10 @@ def serve(nothing_left: None) -> Iterator[Serve]:
 
 
 @contextmanager
-def watched(
-    *, transports: Sequence[str] = TRANSPORTS, capacity: str = "64MiB", **settings: Any
-) -> Generator[EmbeddedServer]:
+def watched(*, transports: Sequence[str] = TRANSPORTS, **settings: Any) -> Generator[EmbeddedServer]:
     """Run a server; what it holds is compared once its clients have gone, and what it leaves once it has ended."""
-    with farpool.serve_embedded(capacity=capacity, transports=transports, **settings) as server:
+    defaults: dict[str, Any] = {"capacity": "64MiB", "resume_grace": 5.0}
+    with farpool.serve_embedded(transports=transports, **(defaults | settings)) as server:
         for transport in transports:
             with farpool.connect(server.url, transport=transport) as pool:
                 pool.allocate(1).write(b"x")
@@ -187,11 +187,16 @@ def watched(
         made = [Path(server.url.removeprefix("unix://")), *([] if "arena" in settings else [Path(server.arena)])]
         yield server
         if is_running(server):
-            assert not settle(lambda: traces_of(server), before), "the server holds more than at first"
             with farpool.connect(server.url, transport=transports[0]) as pool:
-                stat = pool.stat()
-            assert (stat.allocated, stat.reclaiming, stat.slabs) == (0, 0, 0)
+                until(lambda: is_empty(pool), "the pool is empty")
+            assert not settle(lambda: traces_of(server), before, WITHIN), "the server holds more than at first"
     assert not [path for path in made if path.exists()], "the server has left something"
+
+
+def is_empty(pool: Pool) -> bool:
+    """Tell whether no byte of the pool is in use."""
+    stat = pool.stat()
+    return (stat.allocated, stat.reclaiming, stat.slabs) == (0, 0, 0)
 
 
 def slabs_in(server: EmbeddedServer) -> set[str]:
