@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 
 import pytest
 from tests.faults.conftest import APIS, TRANSPORTS, Serve, StartClient, patience, until
@@ -90,3 +91,29 @@ def test_ctrl_c_is_prompt_while_the_server_is_stopped(serve: Serve, start_client
     client.tell("try")
     client.expect("worked")
     client.close()
+
+
+@pytest.mark.parametrize("over", ["unix", "tcp"])
+async def test_a_connect_to_a_stopped_server_ends_in_time(serve: Serve, over: str) -> None:
+    server = serve()
+    url = server.url if over == "unix" else server.tcp_url
+    server.suspend()
+    begun = time.monotonic()
+    with pytest.raises(farpool.DeadlineExceeded):
+        farpool.connect(url, timeout=0.5)
+    with pytest.raises(farpool.DeadlineExceeded):
+        await farpool.aio.connect(url, timeout=0.5)
+    assert time.monotonic() - begun < 2 * patience(0.5)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_pool_is_closed_although_its_server_is_stopped(serve: Serve, transport: str) -> None:
+    server = serve()
+    pool = farpool.connect(server.url, transport=transport)
+    slab = pool.allocate(4096)
+    slab.write(b"word")
+    server.suspend()
+    begun = time.monotonic()
+    slab.close()
+    pool.close()
+    assert time.monotonic() - begun < patience(1.0)
