@@ -18,9 +18,9 @@ FORKER = Path(__file__).with_name("forker.py")
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_fork_while_threads_transfer(serve: Serve, transport: str) -> None:
     server = serve()
-    done = subprocess.run(
-        [sys.executable, FORKER, server.url, transport, "8"], capture_output=True, text=True, timeout=100, check=False
-    )
+    # Python 3.12 warns of a fork under threads, which is the point here.
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", str(FORKER), server.url, transport, "8"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
