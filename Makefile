@@ -18,14 +18,15 @@ say = @echo "==> $(1)"
 # What an extra of pyproject.toml needs, without building farpool again.
 extra = $(BIN)/python -c 'import sys, tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*(line for name in sys.argv[1:] for line in extras[name]), sep="\n")' $(1) > $@.txt; $(PIP) -r $@.txt
 
-.PHONY: help demo test build lint types docs check fuzz format dist clean
+.PHONY: help demo test lab build pyverbs lint types docs check fuzz format dist clean
 
 help:
 	@echo "make demo    start a pool, use it from other processes over each transport, print a table"
 	@echo "make test    run all tests"
+	@echo "make lab     set up the lab, once: guests with soft-RoCE and CXL under QEMU, which make test then uses"
 	@echo "make build   build the Cython modules; the one command after an edit in cython/"
 	@echo "make check   lint, types, docs and test: what CI runs"
-	@echo "also: lint types docs fuzz format dist clean"
+	@echo "also: pyverbs lint types docs fuzz format dist clean"
 
 demo: $(MADE)/built
 	@$(BIN)/farpool demo
@@ -34,7 +35,20 @@ test: $(MADE)/test $(MADE)/built
 	$(call say,running the tests on $(WORKERS) cores)
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
+# Packages and a kernel first: what is built later may need the headers that they bring.
+lab: $(MADE)/venv
+	$(call say,setting up the lab (a minute the first time, and some to build .venv))
+	@tests/lab/farpool-lab setup
+	@$(MAKE) $(MADE)/built $(MADE)/test
+	@ln -sf ../../tests/lab/farpool-lab $(BIN)/farpool-lab
+	@$(BIN)/farpool-lab check
+	@echo "try: $(BIN)/farpool-lab run --rdma --cxl 512M -- bash -c 'ibv_devices; ls /dev/dax*'"
+
 build: $(MADE)/built
+
+# The other verbs binding of the rdma transport, where the distribution has it.
+pyverbs: $(MADE)/venv
+	@.ci/link-pyverbs
 
 lint: $(MADE)/lint $(MADE)/built
 	$(call say,ruff; cython-lint; codespell; import-linter)
@@ -73,7 +87,7 @@ dist: $(MADE)/test
 
 clean:
 	rm -rf build dist docs/_build src/*.egg-info cython/*.so .coverage htmlcov .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	rm -rf .venv
+	rm -rf .venv .lab
 
 # Set-up, one stamp a step.
 

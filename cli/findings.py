@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Literal
 
 import farpool
-from farpool.protocol.errors import FarpoolError, TransportUnavailable
+from farpool.protocol.errors import FarpoolError, ProtocolError, TransportUnavailable
 from farpool.protocol.units import format_bytes
+from farpool.transports.cxl.devices import Device, dax_names, open_device, problem_of
+from farpool.transports.cxl.superblock import PAGE_BYTES, read_superblock
 from farpool.transports.registry import transport_names
 
 __all__ = ["CHECKS", "Finding", "Level", "Subject", "check", "examine"]
@@ -163,14 +165,46 @@ def _userfaultfd(subject: Subject) -> Iterator[Finding]:
 
 @check("cxl devices")
 def _dax_devices(subject: Subject) -> Iterator[Finding]:
-    names = _entries(subject.sys_root / "bus/dax/devices")
+    names = dax_names(subject.sys_root)
     memories = [name for name in _entries(subject.sys_root / "bus/cxl/devices") if name.startswith("mem")]
     mend = f"cxl create-region -m {' '.join(memories)}" if memories else ""
-    if names:
-        yield Finding("cxl devices", "ok", f"DAX devices: {', '.join(names)}")
-    else:
+    for name in names:
+        yield _dax_device(name, subject)
+    if not names:
         message = "no DAX device: the cxl transport works on this host's shared memory alone"
         yield Finding("cxl devices", "warn", message, mend)
+
+
+def _dax_device(name: str, subject: Subject) -> Finding:
+    problem = problem_of(name, subject.sys_root)
+    if problem is None:
+        try:
+            device = open_device(f"/dev/{name}", writable=True, sys_root=subject.sys_root)
+        except TransportUnavailable as error:
+            problem = error.message
+        else:
+            return _dax_contents(name, device)
+    cause, _, mend = problem.rpartition("; run: ")
+    if not cause:
+        cause, _, mend = problem.rpartition("; run as root: ")
+    return Finding("cxl devices", "warn", cause or problem, mend if cause else "")
+
+
+def _dax_contents(name: str, device: Device) -> Finding:
+    """Say what an open device holds."""
+    size = f"{name}: {format_bytes(device.nbytes)}, aligned to {format_bytes(device.align)}"
+    try:
+        if device.nbytes < 2 * device.align:
+            mend = f"daxctl reconfigure-device --size={2 * device.align} {name}"
+            return Finding("cxl devices", "warn", f"{size}: too small for an arena", mend)
+        with device.map(0, PAGE_BYTES, writable=False) as header:
+            found = read_superblock(header, incoherent=True)
+    except (ProtocolError, TransportUnavailable) as error:
+        return Finding("cxl devices", "warn", f"{size}: {error.message}", f"farpool format --yes {device.path}")
+    finally:
+        device.close()
+    holds = "blank" if found is None or not found.claimed else f"carries the arena {found.arena.hex()}"
+    return Finding("cxl devices", "ok", f"{size}, {holds}")
 
 
 @check("rdma devices")

@@ -34,6 +34,7 @@ COMMANDS = {
     "free": "Free slabs by name or id.",
     "put": "Store a file in a slab, with its checksum.",
     "get": "Write a slab to a file, and verify it.",
+    "format": "Give a memory device up to the next server.",
     "doctor": "Check what each transport needs on this machine.",
     "demo": "Show a pool at work, and how fast it is.",
     "perf": "Measure transports beside their limits.",

@@ -22,7 +22,13 @@ def _setting(flag: str, metavar: str, meaning: str) -> Any:
 def serve(
     config: Annotated[str | None, _setting("--config", "FILE", "A farpool.toml; other options override it.")] = None,
     capacity: Annotated[str | None, _setting("--capacity", "SIZE", "Bytes for slabs. Default 1GiB.")] = None,
-    arena: Annotated[str | None, _setting("--arena", "DIR", "Where slabs live. Default below /dev/shm.")] = None,
+    arena: Annotated[str | None, _setting("--arena", "PATH", "Directory or /dev/daxX.Y for slabs.")] = None,
+    state_dir: Annotated[
+        str | None, _setting("--state-dir", "DIR", "Catalog of a device's arena. Default /var/lib/farpool for root.")
+    ] = None,
+    coherence: Annotated[
+        str | None, _setting("--coherence", "KIND", "hardware or software: are hosts' caches coherent?")
+    ] = None,
     listen: Annotated[str | None, _setting("--listen", "HOST:PORT", "Control port. Default 127.0.0.1:7700.")] = None,
     unix: Annotated[str | None, _setting("--unix", "PATH", "Control socket. Default: where clients look.")] = None,
     data_listen: Annotated[
@@ -42,6 +48,8 @@ def serve(
     overrides = {
         "capacity": capacity,
         "arena": arena,
+        "state_dir": state_dir,
+        "coherence": coherence,
         "listen": listen,
         "unix": unix,
         "data_listen": data_listen,

@@ -101,10 +101,11 @@ class Pool(PoolHandle):
         *,
         name: str | None = None,
         lease: Lease = "session",
+        atomics: str | None = None,
         timeout: float | None = None,
     ) -> Slab:
         """Make a slab and attach it; see :meth:`farpool.Pool.allocate`. If cancelled, no slab is left."""
-        return Slab(self, await self._run(_abandon, self._allocate, nbytes, name, lease, timeout))
+        return Slab(self, await self._run(_abandon, self._allocate, nbytes, name, lease, atomics, timeout))
 
     async def open(self, slab: str | int, *, mode: str = "rw", timeout: float | None = None) -> Slab:
         """Attach a slab that exists; see :meth:`farpool.Pool.open`."""

@@ -20,13 +20,32 @@ from farpool.client.pipeline import Pipeline
 from farpool.client.session import Session
 from farpool.protocol.addresses import fill_host
 from farpool.protocol.errors import FarpoolError, InvalidArgument, RegionInUse, ServerLost
-from farpool.protocol.messages import Allocate, Attach, Attached, Detach, Done, Free, Open, Reply, SlabInfo
-from farpool.transports.contract import ClientTransport, Mode, Region, Ticket
+from farpool.protocol.messages import (
+    Allocate,
+    Attach,
+    Attached,
+    Detach,
+    Done,
+    Free,
+    Negotiate,
+    Negotiated,
+    Open,
+    Reply,
+    SlabInfo,
+)
+from farpool.transports.contract import ClientContext, ClientTransport, Mode, Region, Ticket
 
 __all__ = ["Attachment", "Attachments", "parse_mode"]
 
 Key = tuple[int, int]
 """Id and generation of a slab."""
+
+
+def parse_atomics(atomics: str | None) -> str:
+    """Return what a request says of *atomics*; raise ``InvalidArgument`` for what is no domain."""
+    if atomics not in (None, "cpu", "rdma"):
+        raise InvalidArgument(f'atomics are "cpu" (cxl and tcp) or "rdma", not {atomics!r}')
+    return atomics or ""
 
 
 def parse_mode(mode: object) -> Mode:
@@ -115,7 +134,6 @@ class Attachments:
         self.serials = count()
         self._client = client
         self._timeout = timeout
-        self._options = dict(session.address.options)
         self._lock = threading.RLock()
         self._held: dict[Key, dict[int, Held]] = {}  # by slab, then by serial number
         self._detaches = 0
@@ -181,8 +199,8 @@ class Attachments:
             params=fill_host(reply.params, self.session.address),
             renew=partial(self._renew, key, mode),
             timeout=self._timeout,
+            atomics=info.atomics,
             label=info.name or f"#{info.id}",
-            options=self._options,
         )
         region = self._reach(ticket, deadline)
         attachment = Attachment(self, info, mode, ticket, region)
@@ -303,11 +321,14 @@ class Attachments:
 
     def close(self) -> None:
         """Close every region and the transport's client half; live views keep their memory. Idempotent."""
+        self.sweep()
         with self._lock:
             keys = list(self._held)
-        for region in [region for key in keys for _, region in self._regions(key)]:
-            with suppress(RegionInUse):  # its arrays go on with the memory that they have
-                region.close()
+        for key in keys:
+            for serial, region in self._regions(key):
+                with suppress(RegionInUse):  # its arrays go on with the memory that they have
+                    region.close()
+                    self.release(key, serial)
         self._client.close()
 
     def _regions(self, key: Key) -> list[tuple[int, Region]]:
@@ -321,6 +342,17 @@ class Attachments:
                 self.revoke((slab_id, generation))
             case _:
                 pass  # draining needs no act of ours; a newer server may send other events
+
+
+def client_context(session: Session, transport: str) -> ClientContext:
+    """Return what a transport's client half is made with."""
+
+    def negotiate(params: Mapping[str, Any], seconds: float) -> Mapping[str, Any]:
+        request = Negotiate(transport=transport, params=dict(params))
+        reply = session.call(request, Negotiated, monotonic() + max(seconds, 0.0))
+        return fill_host(reply.params, session.address)
+
+    return ClientContext(options=dict(session.address.options), negotiate=negotiate)
 
 
 def _free_request(key: Key) -> Free:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Self
 
-from farpool.client.attachment import Attachment, Attachments, parse_mode
+from farpool.client.attachment import Attachment, Attachments, client_context, parse_atomics, parse_mode
 from farpool.client.deadlines import deadline_after, parse_timeout
 from farpool.client.dialing import find_address
 from farpool.client.session import GOODBYE_SECONDS, Session
@@ -78,12 +79,15 @@ class PoolHandle:
         state = "closed" if self.closed else "open"
         return f"<{self._label} {self.url} over {self.transport}, {state}>"
 
-    def _allocate(self, nbytes: int | str, name: str | None, lease: Lease, timeout: float | None) -> Attachment:
+    def _allocate(
+        self, nbytes: int | str, name: str | None, lease: Lease, atomics: str | None, timeout: float | None
+    ) -> Attachment:
         request = Allocate(
             nbytes=parse_size(nbytes),
             name=None if name is None else validate_name(name),
             lease=parse_lease(lease),
             transport=self.transport,
+            atomics=parse_atomics(atomics),
         )
         return self._attachments.allocate(request, self._deadline(timeout))
 
@@ -151,12 +155,15 @@ class Pool(PoolHandle):
         *,
         name: str | None = None,
         lease: Lease = "session",
+        atomics: str | None = None,
         timeout: float | None = None,
     ) -> Slab:
         """Make a slab of zeroed memory, and attach it for reading and writing.
 
         *nbytes* is bytes, or a string such as ``"64MiB"``. *lease* is ``"session"`` (it ends with this
-        session), ``"persistent"``, or the seconds that it lives without this session.
+        session), ``"persistent"``, or the seconds that it lives without this session. *atomics* says whose
+        atomic operations its words are for, ``"cpu"`` (cxl and tcp) or ``"rdma"``: a NIC's and a CPU's are not
+        atomic together. By default those of this pool's transport.
 
         Raises:
             PoolFull: no room; the message has the bytes asked, free and in all.
@@ -164,7 +171,7 @@ class Pool(PoolHandle):
             InvalidArgument: a size, name or lease that cannot be.
             ServerLost: the server went away meanwhile; whether a slab was made is unknown.
         """
-        return Slab(self, self._allocate(nbytes, name, lease, timeout))
+        return Slab(self, self._allocate(nbytes, name, lease, atomics, timeout))
 
     def open(self, slab: str | int, *, mode: str = "rw", timeout: float | None = None) -> Slab:
         """Attach a slab that exists, by name or id; *mode* ``"r"`` allows reading only.
@@ -252,7 +259,8 @@ def open_session(
     default = parse_timeout(timeout)
     try:
         session.open(deadline_after(None, default))
-        return session, select_transport(session.welcome.offers, transport), default
+        selection = select_transport(session.welcome.offers, transport, context_of=partial(client_context, session))
+        return session, selection, default
     except BaseException:
         session.close()
         raise

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from farpool.protocol.errors import InvalidArgument, TransportUnavailable
 from farpool.protocol.messages import Offer
-from farpool.transports.contract import ClientTransport, Probe, Transport
+from farpool.transports.contract import ClientContext, ClientTransport, Probe, Transport
 from farpool.transports.registry import find_transport, transport_names
 
 __all__ = ["AUTO", "Selection", "TransportReport", "select_transport"]
@@ -40,7 +40,12 @@ class Selection:
     report: tuple[TransportReport, ...]
 
 
-def select_transport(offers: Sequence[Offer], wanted: str, find: Find = find_transport) -> Selection:
+def select_transport(
+    offers: Sequence[Offer],
+    wanted: str,
+    find: Find = find_transport,
+    context_of: Callable[[str], ClientContext] = lambda name: ClientContext(),
+) -> Selection:
     """Return the transport called *wanted*, or for ``"auto"`` the first by rank that is usable from here.
 
     Raises:
@@ -51,7 +56,7 @@ def select_transport(offers: Sequence[Offer], wanted: str, find: Find = find_tra
     if not isinstance(wanted, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidArgument(f'transport must be a name or "{AUTO}", not {wanted!r}')
     if wanted == AUTO:
-        return _select_fastest(offers, find)
+        return _select_fastest(offers, find, context_of)
     transport = find(wanted)
     offer = next((offer for offer in offers if offer.transport == wanted), None)
     if offer is None:
@@ -60,7 +65,7 @@ def select_transport(offers: Sequence[Offer], wanted: str, find: Find = find_tra
             f'the server does not offer transport "{wanted}", only {names}; '
             "ask for one of those, or start the server with it in --transports"
         )
-    client, probe = _probe(transport, offer)
+    client, probe = _probe(transport, offer, context_of)
     if client is None:
         raise TransportUnavailable(f'transport "{wanted}" cannot be used here: {probe.reason}')
     others = [
@@ -71,7 +76,7 @@ def select_transport(offers: Sequence[Offer], wanted: str, find: Find = find_tra
     return Selection(wanted, client, (TransportReport(wanted, "chosen", ""), *others))
 
 
-def _select_fastest(offers: Sequence[Offer], find: Find) -> Selection:
+def _select_fastest(offers: Sequence[Offer], find: Find, context_of: Callable[[str], ClientContext]) -> Selection:
     report: list[TransportReport] = []
     candidates: list[tuple[Transport, Offer]] = []
     for offer in offers:
@@ -88,7 +93,7 @@ def _select_fastest(offers: Sequence[Offer], find: Find) -> Selection:
         if chosen is not None:
             report.append(TransportReport(transport.name, "untried", f"{chosen[0]} is faster, and usable"))
             continue
-        client, probe = _probe(transport, offer)
+        client, probe = _probe(transport, offer, context_of)
         if client is not None:
             chosen = transport.name, client
         report.append(TransportReport(transport.name, "chosen" if client else "unusable", probe.reason))
@@ -98,12 +103,14 @@ def _select_fastest(offers: Sequence[Offer], find: Find) -> Selection:
     return Selection(*chosen, tuple(report))
 
 
-def _probe(transport: Transport, offer: Offer) -> tuple[ClientTransport | None, Probe]:
+def _probe(
+    transport: Transport, offer: Offer, context_of: Callable[[str], ClientContext]
+) -> tuple[ClientTransport | None, Probe]:
     """Return the client half if it is usable, and what its probe says."""
     if not offer.available:
         return None, Probe(usable=False, reason=offer.reason or "the server cannot use it, and gives no reason")
     try:
-        client = transport.client()
+        client = transport.client(context_of(transport.name))
     except Exception as error:  # noqa: BLE001  a third party's code may fail in any way
         return None, Probe(usable=False, reason=f"it cannot be loaded: {error}")
     try:

@@ -1,6 +1,6 @@
 """The checks that every region makes before a byte moves, and the one wording of what they raise."""
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.long cimport PyLong_AsUnsignedLongLong, PyLong_AsUnsignedLongLongMask
 from cpython.number cimport PyNumber_Index
 
@@ -11,6 +11,7 @@ from farpool.protocol.errors import (
     ReadOnly,
     StaleSlab,
     UnsuitableBuffer,
+    WrongAtomicDomain,
 )
 
 cdef extern from "Python.h":
@@ -56,6 +57,19 @@ cdef bint is_contiguous(object buffer):
         return False
 
 
+def buffer_extent(owner):
+    """Return the address and the bytes of a contiguous buffer; (0, 0) for an object that shows none."""
+    cdef Py_buffer view
+    try:
+        PyObject_GetBuffer(owner, &view, PyBUF_SIMPLE)
+    except (BufferError, ValueError, TypeError):
+        return 0, 0
+    try:
+        return <size_t> view.buf, view.len
+    finally:
+        PyBuffer_Release(&view)
+
+
 cdef Py_ssize_t as_offset(object offset) except? -1:
     """Return an offset or length; one that no 64-bit number holds becomes the nearest, which is out of bounds."""
     return PyNumber_AsSsize_t(offset, NULL)
@@ -95,6 +109,13 @@ cdef int raise_stale(str label) except -1:
 
 cdef int raise_closed(str label) except -1:
     raise StaleSlab(f"this handle of slab {label} is closed or its slab was freed; open the slab again")
+
+
+cdef int raise_wrong_domain(str label, str theirs, str ours) except -1:
+    raise WrongAtomicDomain(
+        f"the words of slab {label} belong to the atomics of {theirs}, and those of {ours} are not atomic with them; "
+        f"attach it over {'rdma' if theirs == 'rdma' else 'cxl or tcp'}, or allocate it with atomics=\"{ours}\""
+    )
 
 
 cdef int raise_forked() except -1:

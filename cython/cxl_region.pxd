@@ -1,5 +1,6 @@
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
+from farpool.native.line_model cimport LineModel
 from farpool.native.mapping cimport Mapping
 
 
@@ -9,9 +10,13 @@ cdef class CxlRegion:
     cdef uint64_t generation            # what it must hold
     cdef readonly Py_ssize_t nbytes
     cdef readonly bint writable
+    cdef bint atomics                   # the slab's words belong to the CPU's atomics
     cdef uint64_t born                  # forks when this was made
     cdef int busy                       # copies without the GIL: the mapping must outlive them
     cdef uint32_t views                 # buffers of the buffer protocol that are alive
+    cdef bint incoherent                # other hosts' caches do not see ours, nor we theirs
+    cdef LineModel model                # of such caches, in tests; else None
+    cdef bint viewed                    # a view was made once, so that stores may wait in our caches
     cdef str label
     cdef Mapping mapping
     cdef Mapping generations
@@ -20,7 +25,18 @@ cdef class CxlRegion:
 
     cdef int check(self, Py_ssize_t offset, Py_ssize_t nbytes) except -1
     cdef int check_generation(self) except -1
-    cdef int copy(self, uint8_t *target, const uint8_t *source, Py_ssize_t nbytes) except -1
-    cdef uint64_t *word(self, object offset, bint writes) except NULL
+    cdef void settle(self) noexcept nogil
+    cdef void observe(self, const uint8_t *at, Py_ssize_t nbytes) noexcept nogil
+    cdef void observe_edges(self, const uint8_t *at, Py_ssize_t nbytes) noexcept nogil
+    cdef void publish(self, uint8_t *at, Py_ssize_t nbytes) noexcept nogil
+    cdef void load_bytes(self, uint8_t *target, const uint8_t *source, Py_ssize_t nbytes) noexcept nogil
+    cdef void store_bytes(self, uint8_t *target, const uint8_t *source, Py_ssize_t nbytes) noexcept nogil
+    cdef int copy_out(self, uint8_t *target, const uint8_t *source, Py_ssize_t nbytes) except -1
+    cdef int copy_in(self, uint8_t *target, const uint8_t *source, Py_ssize_t nbytes) except -1
     cdef object move(self, object parts, bint writes)
+    cdef uint64_t *word(self, object offset, bint writes) except NULL
+    cdef uint64_t *atomic_word(self, object offset) except NULL
+    cdef int stored(self, Py_ssize_t start, bint atomically) except -1
+    cdef Py_ssize_t offset_of(self, uint64_t *word) noexcept nogil
+    cdef int sweep(self, Py_ssize_t start, Py_ssize_t nbytes, bint ours) except -1
     cdef tuple check_span(self, object offset, object nbytes)

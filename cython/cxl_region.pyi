@@ -2,6 +2,7 @@ from collections.abc import Callable, Iterable
 
 from typing_extensions import Buffer
 
+from farpool.native.line_model import LineModel
 from farpool.native.mapping import Mapping
 
 class CxlRegion:
@@ -13,8 +14,11 @@ class CxlRegion:
         slot: int,
         generation: int,
         writable: bool,
+        atomics: bool,
         label: str,
         on_close: Callable[[], object] | None,
+        coherence: str = "hardware",
+        model: LineModel | None = None,
     ) -> None: ...
     @property
     def nbytes(self) -> int: ...

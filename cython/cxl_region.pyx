@@ -1,7 +1,10 @@
 """A slab in memory that this process maps: the client's own loads and stores are the transport.
 
 The generation word is read before and after each access, so that bytes of a freed slab are never presented as good.
-The GIL is released around copies of ``LARGE_COPY`` bytes and more, and nowhere else.
+The GIL is released around work on ``LARGE_COPY`` bytes and more, and nowhere else.
+
+Where the memory is shared with hosts whose caches are not coherent with ours, every read drops the cache lines it is
+about to load, and every write writes back the lines it has stored to; views leave both to ``flush`` and ``invalidate``.
 """
 
 from cpython.buffer cimport PyBuffer_FillInfo, PyBuffer_Release
@@ -10,6 +13,7 @@ from cpython.memoryview cimport PyMemoryView_FromObject
 from libc.stdlib cimport free, malloc
 from libc.string cimport memmove
 
+from farpool.native.cache_lines cimport LINE, drop, write_back
 from farpool.native.checks cimport (
     LARGE_COPY,
     as_addend,
@@ -24,6 +28,7 @@ from farpool.native.checks cimport (
     raise_out_of_bounds,
     raise_read_only,
     raise_stale,
+    raise_wrong_domain,
 )
 from farpool.native.fork cimport forks
 from farpool.native.libatomics cimport (
@@ -36,8 +41,14 @@ from farpool.native.libatomics cimport (
     store_word,
 )
 from farpool.native.libmman cimport usleep
+from farpool.native.line_model cimport LineModel
+
+from farpool.native import cache_lines
 
 from farpool.protocol.errors import InvalidArgument, RegionInUse
+
+cdef str COHERENT = "hardware"
+cdef str INCOHERENT = "software"
 
 
 cdef class CxlRegion:
@@ -45,25 +56,43 @@ cdef class CxlRegion:
 
     ``mapping`` holds the slab, and is closed with the region; word *slot* of ``generations`` must hold
     *generation* for an access to be good. ``on_close()`` is called once the memory is let go. Thread-safe.
-    ``timeout`` is accepted and not needed: a copy waits for nobody.
+    ``timeout`` is accepted and not needed: a copy waits for nobody. *coherence* is ``"hardware"`` or ``"software"``;
+    with a *model* of incoherent caches the region works on that instead (tests alone do).
     """
 
     def __init__(self, Mapping mapping not None, Py_ssize_t nbytes, Mapping generations not None, Py_ssize_t slot,
-                 uint64_t generation, bint writable, str label not None, on_close):
+                 uint64_t generation, bint writable, bint atomics, str label not None, on_close,
+                 str coherence="hardware", LineModel model=None):
         if nbytes < 0 or nbytes > <Py_ssize_t> mapping.nbytes:
             raise InvalidArgument(f"the mapping has {mapping.nbytes} bytes, the slab {nbytes}")
         if writable and not mapping.writable:
             raise InvalidArgument("a writable region needs a writable mapping")
+        if coherence not in (COHERENT, INCOHERENT):
+            raise InvalidArgument(f'coherence is "hardware" or "software", not {coherence!r}')
+        if coherence == INCOHERENT:
+            cache_lines.instructions()  # raises where there are none
         self.generation_word = generations.word(slot * 8)
         self.mapping = mapping
         self.generations = generations
-        self.base = mapping.base
+        self.incoherent = coherence == INCOHERENT or model is not None
+        self.model = model
+        self.base = mapping.base if model is None else model.cache
         self.nbytes = nbytes
         self.generation = generation
         self.writable = writable
+        self.atomics = atomics
         self.label = label
         self.on_close = on_close
         self.born = forks
+
+    def __dealloc__(self):
+        if self.base != NULL and self.mapping is not None and self.mapping.base != NULL:
+            self.settle()
+
+    cdef void settle(self) noexcept nogil:
+        """Write back what views stored: it must not come out of our caches later, over the bytes of the next slab."""
+        if self.incoherent and self.viewed and self.writable and self.born == forks:
+            self.publish(self.base, self.nbytes)
 
     cdef inline int check(self, Py_ssize_t offset, Py_ssize_t nbytes) except -1:
         if self.base == NULL:
@@ -76,19 +105,71 @@ cdef class CxlRegion:
 
     cdef inline int check_generation(self) except -1:
         acquire_fence()     # what was read before stays before
+        if self.incoherent and self.model is None:
+            drop(<const uint8_t *> self.generation_word, 8)
         if load_word(self.generation_word) != self.generation:
             return raise_stale(self.label)
         return 0
 
-    cdef int copy(self, uint8_t *target, const uint8_t *source, Py_ssize_t nbytes) except -1:
+    # Bytes and the caches in front of them -----------------------------------------------------------
+
+    # Another thread may close the region while the GIL is let go of: ``busy`` keeps the memory mapped, and the address
+    # is taken before.
+
+    cdef void observe(self, const uint8_t *at, Py_ssize_t nbytes) noexcept nogil:
+        """Drop the lines of a range, so that the next load of it asks the memory."""
+        if self.model is None:
+            drop(at, nbytes)
+        else:
+            self.model.drop(at - self.model.cache, nbytes)
+
+    cdef void observe_edges(self, const uint8_t *at, Py_ssize_t nbytes) noexcept nogil:
+        """Drop the lines that a write covers in part: the rest of each is written back with it, and must be fresh."""
+        if <size_t> at & (LINE - 1):
+            self.observe(at, 1)
+        if <size_t> (at + nbytes) & (LINE - 1):
+            self.observe(at + nbytes, 1)
+
+    cdef void publish(self, uint8_t *at, Py_ssize_t nbytes) noexcept nogil:
+        """Write back the lines of a range; they are in memory when this returns."""
+        if self.model is None:
+            write_back(at, nbytes)
+        else:
+            self.model.write_back(at - self.model.cache, nbytes)
+
+    cdef inline void load_bytes(self, uint8_t *target, const uint8_t *source, Py_ssize_t nbytes) noexcept nogil:
+        if self.incoherent:
+            self.observe(source, nbytes)
+        memmove(target, source, nbytes)
+
+    cdef inline void store_bytes(self, uint8_t *target, const uint8_t *source, Py_ssize_t nbytes) noexcept nogil:
+        if self.incoherent:
+            self.observe_edges(target, nbytes)
+        memmove(target, source, nbytes)
+        if self.incoherent:
+            self.publish(target, nbytes)
+
+    cdef int copy_out(self, uint8_t *target, const uint8_t *source, Py_ssize_t nbytes) except -1:
         if nbytes < LARGE_COPY:
-            memmove(target, source, nbytes)
+            self.load_bytes(target, source, nbytes)
             return 0
         self.busy += 1
         with nogil:
-            memmove(target, source, nbytes)
+            self.load_bytes(target, source, nbytes)
         self.busy -= 1
         return 0
+
+    cdef int copy_in(self, uint8_t *target, const uint8_t *source, Py_ssize_t nbytes) except -1:
+        if nbytes < LARGE_COPY:
+            self.store_bytes(target, source, nbytes)
+            return 0
+        self.busy += 1
+        with nogil:
+            self.store_bytes(target, source, nbytes)
+        self.busy -= 1
+        return 0
+
+    # Bytes ------------------------------------------------------------------------------------------
 
     def read_into(self, buffer, offset=0, timeout=None):
         """Fill *buffer* from the slab and return the bytes read."""
@@ -97,7 +178,7 @@ cdef class CxlRegion:
         get_target(buffer, &view)
         try:
             self.check(start, view.len)
-            self.copy(<uint8_t *> view.buf, self.base + start, view.len)
+            self.copy_out(<uint8_t *> view.buf, self.base + start, view.len)
             self.check_generation()
             return view.len
         finally:
@@ -109,7 +190,7 @@ cdef class CxlRegion:
         cdef bytes result
         self.check(start, length)
         result = PyBytes_FromStringAndSize(NULL, length)
-        self.copy(<uint8_t *> PyBytes_AS_STRING(result), self.base + start, length)
+        self.copy_out(<uint8_t *> PyBytes_AS_STRING(result), self.base + start, length)
         self.check_generation()
         return result
 
@@ -122,7 +203,7 @@ cdef class CxlRegion:
             self.check(start, view.len)
             if not self.writable:
                 raise_read_only(self.label)
-            self.copy(self.base + start, <uint8_t *> view.buf, view.len)
+            self.copy_in(self.base + start, <uint8_t *> view.buf, view.len)
             self.check_generation()
             return view.len
         finally:
@@ -139,8 +220,8 @@ cdef class CxlRegion:
     cdef object move(self, object parts, bint writes):
         cdef Py_ssize_t count = len(parts), held = 0, i, total = 0
         cdef Py_buffer *views = <Py_buffer *> malloc((count or 1) * sizeof(Py_buffer))
-        cdef Py_ssize_t *starts = <Py_ssize_t *> malloc((count or 1) * sizeof(Py_ssize_t))
         cdef uint8_t *base
+        cdef Py_ssize_t *starts = <Py_ssize_t *> malloc((count or 1) * sizeof(Py_ssize_t))
         try:
             if views == NULL or starts == NULL:
                 raise MemoryError
@@ -160,9 +241,9 @@ cdef class CxlRegion:
             base = self.base
             for i in range(count):
                 if writes:
-                    self.copy(base + starts[i], <uint8_t *> views[i].buf, views[i].len)
+                    self.copy_in(base + starts[i], <uint8_t *> views[i].buf, views[i].len)
                 else:
-                    self.copy(<uint8_t *> views[i].buf, base + starts[i], views[i].len)
+                    self.copy_out(<uint8_t *> views[i].buf, base + starts[i], views[i].len)
                 total += views[i].len
             self.busy -= 1
             self.check_generation()
@@ -173,6 +254,8 @@ cdef class CxlRegion:
             free(views)
             free(starts)
 
+    # Words ------------------------------------------------------------------------------------------
+
     cdef uint64_t *word(self, object offset, bint writes) except NULL:
         cdef Py_ssize_t start = as_offset(offset)
         self.check(start, 8)
@@ -180,7 +263,27 @@ cdef class CxlRegion:
             raise_misaligned(start, self.label)
         if writes and not self.writable:
             raise_read_only(self.label)
+        if self.incoherent:
+            self.observe(self.base + start, 8)
         return <uint64_t *> (self.base + start)
+
+    cdef uint64_t *atomic_word(self, object offset) except NULL:
+        """Return where an atomic works: among the processes of one host, which share its caches."""
+        cdef uint64_t *word = self.word(offset, True)
+        if not self.atomics:
+            raise_wrong_domain(self.label, "rdma", "cpu")
+        if self.model is None:
+            return word
+        return <uint64_t *> (self.mapping.base + (<uint8_t *> word - self.base))
+
+    cdef int stored(self, Py_ssize_t start, bint atomically) except -1:
+        """Publish a word that was just set, and check that it was still ours to set."""
+        if self.incoherent:
+            if atomically and self.model is not None:
+                self.model.fetch(start, 8)
+            else:
+                self.publish(self.base + start, 8)
+        return self.check_generation()
 
     def load(self, offset, timeout=None):
         """Return the aligned unsigned 8-byte little-endian word at *offset*."""
@@ -191,30 +294,53 @@ cdef class CxlRegion:
     def store(self, offset, value, timeout=None):
         """Set the aligned word at *offset*; other readers see the old or the new value, never a mix."""
         cdef uint64_t new = as_word(value)
-        store_word(self.word(offset, True), new)
-        self.check_generation()
+        cdef uint64_t *word = self.word(offset, True)
+        store_word(word, new)
+        self.stored(<uint8_t *> word - self.base, False)
 
     def fetch_add(self, offset, value, timeout=None):
         """Add *value* (modulo 2**64) to the aligned word at *offset* atomically; return the old value."""
         cdef uint64_t addend = as_addend(value)
-        cdef uint64_t old = fetch_add_word(self.word(offset, True), addend)
-        self.check_generation()
+        cdef uint64_t *word = self.atomic_word(offset)
+        cdef uint64_t old = fetch_add_word(word, addend)
+        self.stored(self.offset_of(word), True)
         return old
 
     def compare_swap(self, offset, expected, new, timeout=None):
         """Set the aligned word at *offset* to *new* if it is *expected*, atomically; return the old value."""
         cdef uint64_t before = as_word(expected), after = as_word(new)
-        cdef uint64_t old = compare_swap_word(self.word(offset, True), before, after)
-        self.check_generation()
+        cdef uint64_t *word = self.atomic_word(offset)
+        cdef uint64_t old = compare_swap_word(word, before, after)
+        self.stored(self.offset_of(word), True)
         return old
 
+    cdef inline Py_ssize_t offset_of(self, uint64_t *word) noexcept nogil:
+        return <uint8_t *> word - (self.base if self.model is None else self.mapping.base)
+
+    # Views ------------------------------------------------------------------------------------------
+
     def flush(self, offset=0, nbytes=None):
-        """Do nothing: this memory is coherent between the processes of one host."""
-        self.check_span(offset, nbytes)
+        """Make our stores through views visible to other hosts; nothing to do where the memory is coherent."""
+        start, length = self.check_span(offset, nbytes)
+        if self.incoherent:
+            self.sweep(start, length, True)
 
     def invalidate(self, offset=0, nbytes=None):
-        """Do nothing: this memory is coherent between the processes of one host."""
-        self.check_span(offset, nbytes)
+        """Make other hosts' stores visible to our views; nothing to do where the memory is coherent."""
+        start, length = self.check_span(offset, nbytes)
+        if self.incoherent:
+            self.sweep(start, length, False)
+
+    cdef int sweep(self, Py_ssize_t start, Py_ssize_t nbytes, bint ours) except -1:
+        cdef uint8_t *at = self.base + start
+        self.busy += 1
+        with nogil:
+            if ours:
+                self.publish(at, nbytes)
+            else:
+                self.observe(at, nbytes)
+        self.busy -= 1
+        return 0
 
     cdef tuple check_span(self, object offset, object nbytes):
         cdef Py_ssize_t start = as_offset(offset)
@@ -226,14 +352,17 @@ cdef class CxlRegion:
         """Return the slab's own memory, read-only on a read-only grant.
 
         The view keeps the mapping alive. Nothing checks the generation behind it: after the slab was freed it shows
-        memory that belongs to nobody any more.
+        memory that belongs to nobody any more. Where hosts are not coherent it begins with what the memory holds; from
+        then on ``invalidate`` shows what others stored, and ``flush`` shows them what was stored here.
         """
+        self.invalidate(offset, nbytes)
         start, length = self.check_span(offset, nbytes)
         return PyMemoryView_FromObject(self)[start:start + length]
 
     def __getbuffer__(self, Py_buffer *view, int flags):
         self.check(0, 0)
         PyBuffer_FillInfo(view, self, self.base, self.nbytes, not self.writable, flags)
+        self.viewed = True
         add_count(&self.views, 1)
 
     def __releasebuffer__(self, Py_buffer *view):
@@ -253,6 +382,7 @@ cdef class CxlRegion:
                 "delete them before it is let go",
                 views=load_count(&self.views),
             )
+        self.settle()
         self.base = NULL
         while self.busy:    # a copy of another thread ends by itself
             with nogil:

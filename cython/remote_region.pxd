@@ -14,6 +14,8 @@ cdef class RemoteRegion:
     cdef readonly uint64_t generation
     cdef readonly Py_ssize_t nbytes
     cdef readonly bint writable
+    cdef bint atomics                   # its words belong to this transport's atomics
+    cdef str domain                     # what those are called
     cdef bint closed
     cdef uint64_t born                  # forks when this was made
     cdef int64_t timeout                # ns, where a call gives none
@@ -36,4 +38,5 @@ cdef class RemoteRegion:
                        object timeout) except? 0
     cdef int single(self, uint8_t code, const Py_buffer *view, Py_ssize_t offset, object timeout) except -1
     cdef object move(self, object parts, bint writes, object timeout)
+    cdef int check_atomics(self) except -1
     cdef int check_span(self, object offset, object nbytes) except -1

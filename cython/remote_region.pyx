@@ -5,7 +5,7 @@ it, the deadline around it, and the way back after a lost connection or a restar
 """
 
 from cpython.buffer cimport PyBuffer_Release
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdlib cimport free, malloc
 
 import time
@@ -23,6 +23,7 @@ from farpool.native.checks cimport (
     raise_out_of_bounds,
     raise_read_only,
     raise_stale,
+    raise_wrong_domain,
 )
 from farpool.native.clock cimport now_ns, to_ns
 from farpool.native.fork cimport forks
@@ -70,6 +71,12 @@ cdef class RemoteRegion:
             return raise_out_of_bounds(offset, nbytes, self.nbytes, self.label)
         if writes and not self.writable:
             return raise_read_only(self.label)
+        return 0
+
+    cdef int check_atomics(self) except -1:
+        """Raise ``WrongAtomicDomain`` if the slab's words belong to others' atomics."""
+        if not self.atomics:
+            raise_wrong_domain(self.label, "cpu" if self.domain == "rdma" else "rdma", self.domain)
         return 0
 
     cdef int operate(self, Operation *operation, object timeout) except -1:
@@ -182,10 +189,12 @@ cdef class RemoteRegion:
         cdef bytes result
         self.check(start, length, False)
         result = PyBytes_FromStringAndSize(NULL, length)
-        view.buf = PyBytes_AS_STRING(result)
-        view.len = length
-        self.single(OP_READ, &view, start, timeout)
-        return result
+        get_source(result, &view)   # nobody else has seen it yet: we may fill it
+        try:
+            self.single(OP_READ, &view, start, timeout)
+            return result
+        finally:
+            PyBuffer_Release(&view)
 
     def write(self, buffer, offset=0, timeout=None):
         """Copy *buffer* into the slab and return the bytes written."""
@@ -252,6 +261,8 @@ cdef class RemoteRegion:
         self.check(start, 8, code != OP_LOAD)
         if start & 7:
             raise_misaligned(start, self.label)
+        if code in (OP_FETCH_ADD, OP_COMPARE_SWAP):
+            self.check_atomics()
         operation.code = code
         operation.offset = start
         operation.length = length

@@ -163,6 +163,8 @@ cdef class TcpPipeline:
         region.check(start, 8, operation != OP_LOAD)
         if start & 7:
             raise_misaligned(start, region.label)
+        if operation in (OP_FETCH_ADD, OP_COMPARE_SWAP):
+            region.check_atomics()
         pending.pieces = <iovec *> malloc(sizeof(iovec))
         if pending.pieces == NULL:
             raise MemoryError

@@ -14,6 +14,7 @@ class TcpRegion(RemoteRegion):
         generation: int,
         nbytes: int,
         writable: bool,
+        atomics: bool,
         label: str,
         timeout: float,
         renew: Callable[[float], Mapping[str, Any]],

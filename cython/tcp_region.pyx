@@ -18,12 +18,14 @@ cdef class TcpRegion(RemoteRegion):
     """One attached slab, reached through the server's tcp data plane; see the stub for the contract."""
 
     def __init__(self, TcpPeer peer not None, uint32_t handle, uint64_t generation, Py_ssize_t nbytes, bint writable,
-                 str label not None, double timeout, renew, on_close):
+                 bint atomics, str label not None, double timeout, renew, on_close):
         self.peer = peer
         self.handle = handle
         self.generation = generation
         self.nbytes = nbytes
         self.writable = writable
+        self.atomics = atomics
+        self.domain = "cpu"
         self.label = label
         self.timeout = to_ns(timeout)
         self.most_parts = MOST_PARTS

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -16,13 +16,26 @@ from farpool.perf.raw_socket import RawSocket
 from farpool.perf.rounds import Contender, in_python
 from farpool.perf.walk import Int64Array
 
-__all__ = ["Limit", "Limits", "MappingLimits", "NoLimits", "SocketLimits", "kernel_alone", "numpy_copy"]
+if TYPE_CHECKING:
+    from farpool.native.verbs_limits import BareVerbs
+
+__all__ = [
+    "Limit",
+    "Limits",
+    "MappingLimits",
+    "NoLimits",
+    "SocketLimits",
+    "VerbsLimits",
+    "kernel_alone",
+    "numpy_copy",
+]
 
 SMALL_MESSAGE: Final = 64
 """Bytes of a raw ping-pong's request for a read, and of its reply to a write."""
 STREAM_NBYTES: Final = 8 << 20
 """From so many bytes on the limit is a stream: the turn-around between two requests no longer counts."""
 STREAM_AHEAD: Final = 4
+WORD_NBYTES: Final = 8
 MEMORY_FILES: Final = Path("/dev/shm")  # noqa: S108  the memory file system itself
 
 
@@ -131,6 +144,41 @@ class SocketLimits:
         return self._trip(SMALL_MESSAGE, SMALL_MESSAGE)
 
     load = add
+
+
+class VerbsLimits:
+    """For a transport over an RDMA device: the same operations by bare verbs, looped back within the device."""
+
+    def __init__(self, bare: BareVerbs) -> None:
+        self._bare = bare
+
+    def read(self, offsets: Int64Array, buffer: bytearray, nbytes: int) -> Limit:
+        """Return one chain of reads, posted and polled for."""
+        return self._move(True, offsets, buffer, nbytes)
+
+    def write(self, offsets: Int64Array, buffer: bytearray, nbytes: int) -> Limit:
+        """Return one chain of writes, posted and polled for."""
+        return self._move(False, offsets, buffer, nbytes)
+
+    def _move(self, inward: bool, offsets: Int64Array, buffer: bytearray, nbytes: int) -> Limit:
+        parts = len(buffer) // nbytes
+
+        def contend(calls: int, samples: Int64Array, seconds: float) -> int:
+            return self._bare.move(inward, offsets, nbytes, parts, calls, samples, seconds)
+
+        return Limit(contend, "bare verbs")
+
+    def add(self, offsets: Int64Array) -> Limit:
+        """Return the device's atomic addition."""
+
+        def contend(calls: int, samples: Int64Array, seconds: float) -> int:
+            return self._bare.add(offsets, calls, samples, seconds)
+
+        return Limit(contend, "bare verbs")
+
+    def load(self, offsets: Int64Array) -> Limit:
+        """Return a read of one word."""
+        return self._move(True, offsets, bytearray(WORD_NBYTES), WORD_NBYTES)
 
 
 def numpy_copy(memory: memoryview, offsets: Int64Array, buffer: bytearray) -> Limit:

@@ -31,6 +31,7 @@ __all__ = [
     "StaleSlab",
     "TransportUnavailable",
     "UnsuitableBuffer",
+    "WrongAtomicDomain",
     "from_wire",
     "out_of_descriptors",
 ]
@@ -71,6 +72,10 @@ class InvalidArgument(FarpoolError, ValueError):
 
 class UnsuitableBuffer(FarpoolError, TypeError):
     """The object has no bytes to read from, or none that may be written to."""
+
+
+class WrongAtomicDomain(FarpoolError, ValueError):
+    """The slab's words belong to the atomics of another domain: a CPU's and a device's are not atomic together."""
 
 
 class PoolFull(FarpoolError, MemoryError):

@@ -39,6 +39,8 @@ __all__ = [
     "Heartbeat",
     "Hello",
     "Listing",
+    "Negotiate",
+    "Negotiated",
     "Offer",
     "Open",
     "Reply",
@@ -96,6 +98,8 @@ class SlabInfo(msgspec.Struct, frozen=True, kw_only=True):
     """``live``, ``orphaned`` (its owner's session is in its grace) or ``reclaiming`` (freed, still mapped)."""
     attached: int = 0
     """Sessions that have it attached now."""
+    atomics: str = "cpu"
+    """Whose atomics its words belong to: ``cpu`` (cxl, tcp) or ``rdma``."""
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,6 +145,12 @@ class Attached(Reply, frozen=True, kw_only=True):
     slab: SlabInfo
     epoch: int
     transport: str = ""
+    params: dict[str, Any] = {}
+
+
+class Negotiated(Reply, frozen=True, kw_only=True):
+    """What the server half of a transport has answered."""
+
     params: dict[str, Any] = {}
 
 
@@ -205,6 +215,8 @@ class Allocate(Request, frozen=True, kw_only=True):
     name: str | None = None
     lease: str | float = "session"
     transport: str = ""
+    atomics: str = ""
+    """``cpu`` or ``rdma``; empty for the transport's own."""
 
 
 class Open(Request, frozen=True, kw_only=True):
@@ -227,6 +239,15 @@ class Attach(Request, frozen=True, kw_only=True):
     generation: int
     mode: str = "rw"
     transport: str
+
+
+class Negotiate(Request, frozen=True, kw_only=True):
+    """The client half of ``transport`` has something to tell its server half."""
+
+    operation: ClassVar[str] = "negotiate"
+    reply: ClassVar[type[Reply]] = Negotiated
+    transport: str
+    params: dict[str, Any] = {}
 
 
 class Detach(Request, frozen=True, kw_only=True):
@@ -281,7 +302,8 @@ class Goodbye(Request, frozen=True, kw_only=True):
 
 
 OPERATIONS: Final[dict[str, type[Request]]] = {
-    cls.operation: cls for cls in (Hello, Allocate, Open, Attach, Detach, Free, Listing, Stat, Heartbeat, Goodbye)
+    cls.operation: cls
+    for cls in (Hello, Allocate, Open, Attach, Negotiate, Detach, Free, Listing, Stat, Heartbeat, Goodbye)
 }
 
 

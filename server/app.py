@@ -19,12 +19,13 @@ import uvloop
 from farpool.protocol.addresses import Address
 from farpool.protocol.units import format_bytes
 from farpool.server import logs
-from farpool.server.arena import MEMORY_FILE_SYSTEMS, DirectoryArena
+from farpool.server.arena import MEMORY_FILE_SYSTEMS, Arena
+from farpool.server.arenas import open_arena
 from farpool.server.catalog import Catalog
 from farpool.server.control import ControlPlane
 from farpool.server.dataplanes import DataPlanes, transport_settings
 from farpool.server.deadlines import Deadlines, boot_clock
-from farpool.server.generations import GenerationFile
+from farpool.server.generations import Generations
 from farpool.server.lifecycle import Lifecycle
 from farpool.server.listeners import UnixListener, bind_tcp
 from farpool.server.notify import notify, notify_reloading
@@ -105,7 +106,7 @@ class Server:
         """Open the arena, bring back what survived, and listen; the Unix socket has no name yet."""
         settings = self.settings
         _raise_descriptor_limit()
-        arena = DirectoryArena(settings.arena)
+        arena = open_arena(settings)
         self._undo.callback(arena.close)
         arena.use_reserve()
         self._warn_of_room(arena)
@@ -113,12 +114,14 @@ class Server:
         self._undo.callback(self._unix.close)
         catalog = Catalog(f"{arena.control_path}/catalog.sqlite", durable=not arena.volatile)
         self._undo.callback(catalog.close)
-        generations = GenerationFile(f"{arena.control_path}/generations", arena.control_fd)
+        generations = arena.open_generations()
         self._undo.callback(generations.close)
         planes = DataPlanes()
         life = self._make_life(arena, catalog, generations, planes)
         restored = reconcile(catalog, arena, generations, life.slabs, life.sessions, boot_clock)
         life.watch_restored()
+        for row in catalog.quarantine():
+            life.quarantine.restore(row)
         epoch = catalog.meta_int("epoch", 0) + 1
         catalog.set_meta("epoch", epoch)
         if not arena.keep_reserve():
@@ -131,9 +134,7 @@ class Server:
         await self._listen()
         log.info("arena ready", arena=arena.path, epoch=epoch, **dataclasses.asdict(restored))
 
-    def _make_life(
-        self, arena: DirectoryArena, catalog: Catalog, generations: GenerationFile, planes: DataPlanes
-    ) -> Lifecycle:
+    def _make_life(self, arena: Arena, catalog: Catalog, generations: Generations, planes: DataPlanes) -> Lifecycle:
         executor = ThreadPoolExecutor(EXECUTOR_THREADS, thread_name_prefix="farpool-pages")
         self._undo.callback(executor.shutdown)
         deadlines = Deadlines(boot_clock, self._loop.call_later, self._stalled)
@@ -151,7 +152,7 @@ class Server:
         )
         return self.life
 
-    async def _start_planes(self, planes: DataPlanes, generations: GenerationFile, life: Lifecycle) -> None:
+    async def _start_planes(self, planes: DataPlanes, generations: Generations, life: Lifecycle) -> None:
         for name in self.settings.transports:
             context = ServerContext(
                 loop=self._loop,
@@ -161,6 +162,8 @@ class Server:
                 settings=transport_settings(self.settings, name),
                 report=_reporter(name),
                 session_of=life.sessions.served,
+                device=life.arena.device,
+                coherence=self.settings.coherence,
             )
             await planes.start(name, context)
 
@@ -186,7 +189,7 @@ class Server:
         notify("READY=1\nSTATUS=serving")
         log.info("ready", addresses=self.service.addresses, pid=os.getpid())
 
-    def _warn_of_room(self, arena: DirectoryArena) -> None:
+    def _warn_of_room(self, arena: Arena) -> None:
         if arena.file_system not in MEMORY_FILE_SYSTEMS:
             log.warning("arena is not on a memory file system", arena=arena.path, type=arena.file_system or "unknown")
         if arena.room < self.settings.capacity:

@@ -18,13 +18,22 @@ from typing import Final, Protocol
 from farpool.native.mapping import Mapping as MemoryMapping
 from farpool.protocol.errors import FarpoolError, InvalidArgument, PoolFull
 from farpool.protocol.units import format_bytes
+from farpool.server.catalog import SlabRow
+from farpool.server.generations import GenerationFile, Generations
 from farpool.server.settings import ConfigurationError
-from farpool.transports.contract import Mode
+from farpool.transports.contract import Mode, ServedDevice
 
-__all__ = ["MEMORY_FILE_SYSTEMS", "Arena", "DirectoryArena", "file_system_of"]
+__all__ = [
+    "MEMORY_FILE_SYSTEMS",
+    "Arena",
+    "DirectoryArena",
+    "file_system_of",
+    "lock_folder",
+    "open_private_folder",
+]
 
-MEMORY_FILE_SYSTEMS: Final = frozenset({"tmpfs", "ramfs", "hugetlbfs", "famfs"})
-"""File systems whose files are memory, and are gone when the machine restarts (but famfs)."""
+MEMORY_FILE_SYSTEMS: Final = frozenset({"tmpfs", "ramfs", "hugetlbfs", "famfs", "devdax"})
+"""File systems whose files are memory, and are gone when the machine restarts (but famfs); and a device of memory."""
 
 CONTROL_FOLDER: Final = ".farpool"
 RESERVE: Final = "reserve"
@@ -35,7 +44,7 @@ _SLAB_NAME = re.compile(r"slab-([1-9][0-9]{0,18})\Z", re.ASCII)
 
 
 class Arena(Protocol):
-    """What the server needs of an arena; a ``/dev/dax`` device cut into extents can be another one."""
+    """What the server needs of an arena: of a directory with a file a slab, or of a device cut into extents."""
 
     @property
     def path(self) -> str:
@@ -57,12 +66,44 @@ class Arena(Protocol):
         """Tell whether a restart of the machine empties the arena."""
         ...
 
+    @property
+    def file_system(self) -> str:
+        """What the memory belongs to, one of ``MEMORY_FILE_SYSTEMS`` where it is memory."""
+        ...
+
+    @property
+    def room(self) -> int:
+        """Bytes that all slabs can take at most."""
+        ...
+
+    @property
+    def reuses_memory(self) -> bool:
+        """Tell whether a slab's memory may be another's later, so that every holder must have let go before."""
+        ...
+
+    @property
+    def device(self) -> ServedDevice | None:
+        """The device that clients open by themselves; None where each slab has a file."""
+        ...
+
+    def open_generations(self) -> Generations:
+        """Return the arena's generation words; the caller closes them."""
+        ...
+
+    def recover(self, rows: list[SlabRow], generations: Generations) -> None:
+        """Take note of what the catalog knows, before anything else is asked."""
+        ...
+
     def charge(self, nbytes: int) -> int:
         """Return the bytes that a slab of *nbytes* really takes."""
         ...
 
     def create(self, slab_id: int, nbytes: int) -> None:
         """Make the slab's zeroed memory, all of it reserved; raise ``PoolFull``. Any thread may call it."""
+        ...
+
+    def offset(self, slab_id: int) -> int | None:
+        """Return where the slab begins on the device; None where it has a file."""
         ...
 
     def open_descriptor(self, slab_id: int, mode: Mode) -> int:
@@ -77,8 +118,20 @@ class Arena(Protocol):
         """Let go of the slab's memory; nothing happens if there is none. Any thread may call it."""
         ...
 
+    def reclaim(self, slab_id: int) -> None:
+        """Use the memory of a removed slab again, which nobody can have mapped any more."""
+        ...
+
     def slabs(self) -> dict[int, int]:
         """Return the slabs that have memory, with its length in bytes."""
+        ...
+
+    def keep_reserve(self) -> bool:
+        """Hold some room back for the catalog of the next start; return whether there was room for it."""
+        ...
+
+    def use_reserve(self) -> None:
+        """Give the room that was held back to whatever comes next."""
         ...
 
     def close(self) -> None:
@@ -97,11 +150,11 @@ class DirectoryArena:
         self.path = path
         self.control_path = f"{path}/{CONTROL_FOLDER}"
         with contextlib.ExitStack() as undo:
-            self._fd = _open_private_folder(path)
+            self._fd = open_private_folder(path)
             undo.callback(os.close, self._fd)
             self.control_fd = _open_control_folder(path, self._fd)
             undo.callback(os.close, self.control_fd)
-            self._lock_fd = _lock(path, self.control_fd)
+            self._lock_fd = lock_folder(path, self.control_fd)
             undo.callback(os.close, self._lock_fd)
             self.file_system = file_system_of(os.fstat(self._fd).st_dev)
             huge = self.file_system == "hugetlbfs"
@@ -118,6 +171,23 @@ class DirectoryArena:
         """Bytes that the file system can hold at most, used ones included."""
         statvfs = os.fstatvfs(self._fd)
         return statvfs.f_blocks * statvfs.f_frsize
+
+    @property
+    def reuses_memory(self) -> bool:
+        """Return False: who maps a removed file keeps its pages, and nobody else gets them."""
+        return False
+
+    @property
+    def device(self) -> None:
+        """There is none."""
+        return
+
+    def open_generations(self) -> GenerationFile:
+        """Return the generation file in the control folder."""
+        return GenerationFile(f"{self.control_path}/generations", self.control_fd)
+
+    def recover(self, rows: list[SlabRow], generations: Generations) -> None:
+        """Do nothing: the files say it all."""
 
     def charge(self, nbytes: int) -> int:
         """Return *nbytes* in whole pages."""
@@ -140,6 +210,10 @@ class DirectoryArena:
         finally:
             os.close(fd)
 
+    def offset(self, slab_id: int) -> None:
+        """Return None: each slab has a file."""
+        return
+
     def open_descriptor(self, slab_id: int, mode: Mode) -> int:
         """Return a new descriptor of the slab's file."""
         flags = (os.O_RDONLY if mode == "r" else os.O_RDWR) | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -157,6 +231,9 @@ class DirectoryArena:
         """Unlink the slab's file; its pages go when nobody maps it any more."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f"slab-{slab_id}", dir_fd=self._fd)
+
+    def reclaim(self, slab_id: int) -> None:
+        """Do nothing: the kernel takes the pages of an unlinked file back."""
 
     def slabs(self) -> dict[int, int]:
         """Return the slabs that have a file, with its length in bytes."""
@@ -218,23 +295,24 @@ def file_system_of(device: int) -> str:
     return ""
 
 
-def _open_private_folder(path: str) -> int:
+def open_private_folder(path: str, what: str = "arena") -> int:
+    """Return a descriptor of a directory of ours, made if it is missing; raise ``ConfigurationError``."""
     try:
         with contextlib.suppress(FileExistsError):
             Path(path).mkdir(mode=0o700)
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         if Path(path).is_symlink():
-            raise ConfigurationError(f"arena {path} is a symbolic link; name the directory itself") from None
+            raise ConfigurationError(f"{what} {path} is a symbolic link; name the directory itself") from None
         mend = {
             errno.ENOENT: "make the directory above it first",
             errno.ENOTDIR: "name a directory",
         }.get(error.errno or 0, "name a directory that this user can write, or mend its rights")
-        raise ConfigurationError(f"arena {path} cannot be used: {error.strerror}; {mend}") from None
+        raise ConfigurationError(f"{what} {path} cannot be used: {error.strerror}; {mend}") from None
     problem = _rights_problem(path, os.fstat(fd))
     if problem:
         os.close(fd)
-        raise ConfigurationError(f"arena {path} {problem}")
+        raise ConfigurationError(f"{what} {path} {problem}")
     return fd
 
 
@@ -267,7 +345,8 @@ def _open_control_folder(path: str, arena_fd: int) -> int:
     return fd
 
 
-def _lock(path: str, control_fd: int) -> int:
+def lock_folder(path: str, control_fd: int) -> int:
+    """Return a descriptor that holds the lock of the arena *path*; raise ``ConfigurationError`` if another does."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         fd = os.open("lock", flags, 0o600, dir_fd=control_fd)

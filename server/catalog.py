@@ -16,9 +16,9 @@ from typing import Final
 from farpool.protocol.errors import FarpoolError, PoolFull
 from farpool.server.settings import ConfigurationError
 
-__all__ = ["DEFAULT_TENANT", "Catalog", "HolderRow", "SessionRow", "SlabRow"]
+__all__ = ["DEFAULT_TENANT", "Catalog", "HolderRow", "QuarantineRow", "SessionRow", "SlabRow"]
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 APPLICATION_ID: Final = 0x4661_7270
 """``Farp`` in the header of the SQLite file, so that a foreign database is told apart."""
 
@@ -30,13 +30,20 @@ LATE_AT_MOST: Final = 512
 
 DEFAULT_TENANT: Final = "default"
 
+QUARANTINE: Final = """
+CREATE TABLE quarantine (
+    session INTEGER PRIMARY KEY, pid INTEGER, begun INTEGER, boot_id TEXT NOT NULL, host TEXT NOT NULL,
+    created REAL NOT NULL
+)"""
+
 SCHEMA: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE tenants (name TEXT PRIMARY KEY, created REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE slabs (
     id INTEGER PRIMARY KEY, generation INTEGER NOT NULL, slot INTEGER NOT NULL, nbytes INTEGER NOT
     NULL, tenant TEXT NOT NULL REFERENCES tenants (name), name TEXT, lease TEXT NOT NULL, ttl REAL, owner
-    INTEGER, deadline REAL, reclaiming INTEGER NOT NULL DEFAULT 0, created REAL NOT NULL
+    INTEGER, deadline REAL, reclaiming INTEGER NOT NULL DEFAULT 0, created REAL NOT NULL, extent INTEGER,
+    atomics TEXT NOT NULL DEFAULT 'cpu'
 );
 CREATE TABLE sessions (
     id INTEGER PRIMARY KEY, tenant TEXT NOT NULL REFERENCES tenants (name), secret_hash BLOB NOT NULL,
@@ -52,9 +59,19 @@ CREATE TABLE grants (
 ) WITHOUT ROWID;
 """
 
+UPGRADES: Final = {
+    1: (
+        "ALTER TABLE slabs ADD COLUMN extent INTEGER",
+        "ALTER TABLE slabs ADD COLUMN atomics TEXT NOT NULL DEFAULT 'cpu'",
+        QUARANTINE,
+    ),
+}
+"""By version, what makes the next version's schema of it."""
+
 INSERT_SLAB: Final = (
-    "INSERT INTO slabs (id, generation, slot, nbytes, tenant, name, lease, ttl, owner, deadline, created)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    "INSERT INTO slabs"
+    " (id, generation, slot, nbytes, tenant, name, lease, ttl, owner, deadline, extent, created, atomics)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 INSERT_HOLDER: Final = "INSERT OR REPLACE INTO holders (slab, session, transport, mode) VALUES (?, ?, ?, ?)"
 SET_META: Final = "INSERT OR REPLACE INTO meta VALUES (?, ?)"
@@ -84,6 +101,10 @@ class SlabRow:
     """CLOCK_BOOTTIME of this boot when a leased slab without an owner ends."""
     reclaiming: int = 0
     """1 once it was freed and only its holders keep its bytes charged."""
+    atomics: str = "cpu"
+    """Whose atomics its words belong to: ``cpu`` or ``rdma``."""
+    extent: int | None = None
+    """Where it begins on the arena's device; None where it has a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +115,20 @@ class SessionRow:
     tenant: str
     secret_hash: bytes
     pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineRow:
+    """An ended session that may still map extents of a device."""
+
+    session: int
+    pid: int | None
+    """Its process, if that is on this machine."""
+    begun: int | None
+    """When the process began, in clock ticks of the boot: a number that comes again is another process."""
+    boot_id: str
+    host: str = ""
+    """Where it came from, for the operator to know it by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +194,12 @@ class Catalog:
             raise sqlite3.DatabaseError(verdict)
         if not tables:
             marks = (f"PRAGMA application_id={APPLICATION_ID}", f"PRAGMA user_version={SCHEMA_VERSION}")
-            schema: list[Change] = [(statement, ()) for statement in (*SCHEMA.split(";"), *marks)]
+            schema: list[Change] = [(statement, ()) for statement in (*SCHEMA.split(";"), QUARANTINE, *marks)]
             self._commit([*schema, ("INSERT INTO tenants VALUES (?, ?)", (DEFAULT_TENANT, time.time()))])
+            return
+        for older in range(version, SCHEMA_VERSION):
+            steps: list[Change] = [(statement, ()) for statement in UPGRADES[older]]
+            self._commit([*steps, (f"PRAGMA user_version={older + 1}", ())])
 
     @contextlib.contextmanager
     def together(self) -> Generator[None]:
@@ -239,7 +278,10 @@ class Catalog:
     def insert_slab(self, row: SlabRow, holder: HolderRow | None = None) -> None:
         """Record a new slab, and who holds it, at once; raise ``PoolFull`` if a row has no room."""
         values = (row.id, row.generation, row.slot, row.nbytes, row.tenant, row.name, row.lease, row.ttl)
-        changes: list[Change] = [*self._late, (INSERT_SLAB, (*values, row.owner, row.deadline, time.time()))]
+        changes: list[Change] = [
+            *self._late,
+            (INSERT_SLAB, (*values, row.owner, row.deadline, row.extent, time.time(), row.atomics)),
+        ]
         if holder is not None:
             changes.append(_insertion_of(holder))
         with writing():
@@ -273,7 +315,7 @@ class Catalog:
     def slabs(self) -> list[SlabRow]:
         """Return every slab in the order of ids."""
         self._change()
-        columns = "id, generation, slot, nbytes, tenant, name, lease, ttl, owner, deadline, reclaiming"
+        columns = "id, generation, slot, nbytes, tenant, name, lease, ttl, owner, deadline, reclaiming, atomics, extent"
         rows = self._db.execute(f"SELECT {columns} FROM slabs ORDER BY id")  # noqa: S608  a constant
         return [SlabRow(*row) for row in rows]
 
@@ -295,6 +337,26 @@ class Catalog:
             ("DELETE FROM holders WHERE session = ?", (session_id,)),
             ("DELETE FROM sessions WHERE id = ?", (session_id,)),
         )
+
+    def quarantine_session(self, row: QuarantineRow) -> None:
+        """Forget a session, but not what it holds."""
+        values = (row.session, row.pid, row.begun, row.boot_id, row.host, time.time())
+        self._change(
+            ("INSERT OR REPLACE INTO quarantine VALUES (?, ?, ?, ?, ?, ?)", values),
+            ("DELETE FROM sessions WHERE id = ?", (row.session,)),
+        )
+
+    def release_session(self, session_id: int) -> None:
+        """Forget a session of the quarantine and all that it holds."""
+        self._forget(
+            ("DELETE FROM holders WHERE session = ?", (session_id,)),
+            ("DELETE FROM quarantine WHERE session = ?", (session_id,)),
+        )
+
+    def quarantine(self) -> list[QuarantineRow]:
+        """Return the ended sessions that may still map extents."""
+        rows = self._db.execute("SELECT session, pid, begun, boot_id, host FROM quarantine")
+        return [QuarantineRow(*row) for row in rows]
 
     def sessions(self) -> list[SessionRow]:
         """Return the sessions that were alive."""

@@ -102,6 +102,11 @@ class DataPlanes:
             }.get(error.errno or 0, str(error))
             raise TransportUnavailable(f"cannot attach {slab.label} over {name}: {hint}") from error
 
+    def negotiate(self, name: str, session: ServedSession, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Let the two halves of a transport agree on what they need."""
+        self.check(name)
+        return dict(self._planes[name].negotiate(session, params))
+
     def may_map(self, name: str) -> bool:
         """Tell whether clients of this transport reach memory itself.
 

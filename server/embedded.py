@@ -25,8 +25,8 @@ from farpool.protocol.units import parse_size
 
 __all__ = ["EmbeddedServer", "serve_embedded"]
 
-START_SECONDS: Final = 30.0
-"""A child that is not ready by then has failed."""
+START_SECONDS: Final = float(os.environ.get("FARPOOL_START_TIMEOUT", "30"))
+"""A child that is not ready by then has failed. An emulated machine needs more."""
 
 EMBEDDED_VARIABLE: Final = "FARPOOL_SERVER_EMBEDDED"
 """Tells ``python -m farpool.server`` that a line of JSON comes on stdin, the lifeline from then on."""

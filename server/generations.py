@@ -10,12 +10,12 @@ import errno
 import heapq
 import os
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Protocol
 
 from farpool.native.mapping import Mapping as MemoryMapping
 from farpool.protocol.errors import PoolFull
 
-__all__ = ["SLOTS", "GenerationFile"]
+__all__ = ["SLOTS", "GenerationFile", "Generations"]
 
 SLOTS: Final = 1 << 20
 """Most slabs that one arena holds at a time."""
@@ -23,6 +23,44 @@ SLOTS: Final = 1 << 20
 WORD_BYTES: Final = 8
 STEP_BYTES: Final = 64 << 10
 """The file is sparse; this much of it is backed with pages at a time, before a word in it is touched."""
+
+
+class Generations(Protocol):
+    """The generation words of an arena, and the slots that are free. Not thread-safe."""
+
+    @property
+    def path(self) -> str:
+        """File that clients map to look at words."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the file that hold words."""
+        ...
+
+    def restore(self, live: Mapping[int, int]) -> None:
+        """Make every word what *live* (slot to generation) says, and any other zero."""
+        ...
+
+    def take_slot(self) -> int:
+        """Return a free slot; raise ``PoolFull``."""
+        ...
+
+    def release_slot(self, slot: int) -> None:
+        """Give a slot back; its word must be zero."""
+        ...
+
+    def store(self, slot: int, generation: int) -> None:
+        """Set the word of *slot*; 0 says that no slab lives there."""
+        ...
+
+    def load(self, slot: int) -> int:
+        """Return the word of *slot*."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the words, which stay. May be called twice."""
+        ...
 
 
 class GenerationFile:

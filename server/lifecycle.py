@@ -21,8 +21,9 @@ from farpool.server.arena import Arena
 from farpool.server.catalog import Catalog, HolderRow, SessionRow, SlabRow
 from farpool.server.dataplanes import DataPlanes
 from farpool.server.deadlines import Clock, Deadlines
-from farpool.server.generations import GenerationFile
+from farpool.server.generations import Generations
 from farpool.server.leases import Leases
+from farpool.server.quarantine import Quarantine
 from farpool.server.sessions import Channel, Session, SessionEvent, SessionTable, Timing
 from farpool.server.slabs import Slab, SlabTable, close_mapping
 from farpool.transports.contract import Mode
@@ -49,7 +50,7 @@ class Lifecycle:
         *,
         arena: Arena,
         catalog: Catalog,
-        generations: GenerationFile,
+        generations: Generations,
         planes: DataPlanes,
         timing: Timing,
         capacity: int,
@@ -64,6 +65,7 @@ class Lifecycle:
         self.slabs = SlabTable(capacity)
         self.sessions = SessionTable(timing, clock, deadlines.watch, self._session_ended)
         self.leases = Leases(self.slabs, self.sessions, deadlines.watch, self._lease_ended)
+        self.quarantine = Quarantine(catalog, self._let_go_of_all)
         self._executor = executor
         self._working: set[asyncio.Future[Any]] = set()
         self._removing: set[int] = set()
@@ -75,7 +77,7 @@ class Lifecycle:
 
     # Slabs begin --------------------------------------------------------------------------------------
 
-    def prepare(self, session: Session, nbytes: int, name: str | None, lease: Lease) -> Slab:
+    def prepare(self, session: Session, nbytes: int, name: str | None, lease: Lease, atomics: str = "cpu") -> Slab:
         """Reserve bytes, name, numbers and slot of a new slab; raise ``PoolFull`` or ``NameTaken``."""
         self.slabs.check_room(session.tenant, name, self.arena.charge(nbytes))
         slab = Slab(
@@ -88,6 +90,7 @@ class Lifecycle:
             name=name,
             lease=lease,
             owner=None if lease == "persistent" else session.id,
+            atomics=atomics,
         )
         self.slabs.reserve(slab)
         return slab
@@ -217,6 +220,7 @@ class Lifecycle:
     def _settle(self, slab: Slab) -> None:
         if slab.holders or slab.id in self._removing:
             return
+        self.arena.reclaim(slab.id)
         self.catalog.delete_slab(slab.id, held=False)
         self.slabs.settle(slab)
 
@@ -230,6 +234,7 @@ class Lifecycle:
         slab.close_memory()
         with contextlib.suppress(OSError):
             self.arena.remove(slab.id)
+            self.arena.reclaim(slab.id)
         self.generations.release_slot(slab.slot)
         self.slabs.abandon(slab)
 
@@ -251,10 +256,10 @@ class Lifecycle:
         quiet = event in (SessionEvent.GOODBYE, SessionEvent.STOPPED)
         (log.debug if quiet else log.info)("session ended", session=session.id, reason=event.value)
         with self.catalog.together():
-            for slab in self.slabs.held_by(session.id):
-                for session_id, transport in list(slab.holders):
-                    if session_id == session.id:
-                        self.let_go(slab, session_id, transport)
+            if event is SessionEvent.DIED or not self.arena.reuses_memory:
+                self._let_go_of_all(session.id)
+            else:
+                self._let_go_of_unmapped(session.id)
             ending: list[Slab] = []
             for slab in self.slabs.owned_by(session.id):
                 if slab.ttl is None:
@@ -262,8 +267,26 @@ class Lifecycle:
                 else:
                     self.catalog.set_owner(slab.id, None, self.leases.orphan(slab, session))
             self.planes.end_session(session.id)
-            self.catalog.delete_session(session.id)
+            if self.slabs.held_by(session.id):
+                self.quarantine.begin(session.id, session.pid, session.host)
+            else:
+                self.catalog.delete_session(session.id)
         self._end_some(ending)
+
+    def _let_go_of_all(self, session_id: int) -> None:
+        for slab in self.slabs.held_by(session_id):
+            for holder, transport in list(slab.holders):
+                if holder == session_id:
+                    self.let_go(slab, session_id, transport)
+
+    def _let_go_of_unmapped(self, session_id: int) -> None:
+        """Let go of what cannot be mapped; no Detach came for the rest, so that its process may store to it."""
+        for slab in self.slabs.held_by(session_id):
+            for holder, transport in list(slab.holders):
+                if holder == session_id and not self.planes.may_map(transport):
+                    self.let_go(slab, session_id, transport)
+                elif holder == session_id:
+                    self.planes.withdraw(transport, slab, session_id)
 
     def _end_some(self, slabs: list[Slab]) -> None:
         with self.catalog.together():
@@ -292,7 +315,8 @@ class Lifecycle:
             self.arena.remove(slab.id)
 
     def close_memory(self) -> None:
-        """Unmap every slab, once no data plane can reach them any more."""
+        """Unmap every slab, once no data plane can reach them any more, and watch no process any more."""
+        self.quarantine.close()
         for slab in self.slabs.all():
             slab.close_memory()
 
@@ -310,6 +334,8 @@ def _row_of(slab: Slab) -> SlabRow:
         ttl=slab.ttl,
         owner=slab.owner,
         deadline=None,
+        atomics=slab.atomics,
+        extent=slab.offset or None,
     )
 
 

@@ -7,7 +7,7 @@ and each generation word is written anew.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -15,7 +15,7 @@ from farpool.protocol.units import Lease
 from farpool.server.arena import Arena
 from farpool.server.catalog import Catalog, HolderRow, SessionRow, SlabRow
 from farpool.server.deadlines import Clock, boot_id
-from farpool.server.generations import GenerationFile
+from farpool.server.generations import Generations
 from farpool.server.sessions import SessionTable
 from farpool.server.slabs import Slab, SlabTable
 
@@ -40,7 +40,7 @@ class Restored:
 def reconcile(
     catalog: Catalog,
     arena: Arena,
-    generations: GenerationFile,
+    generations: Generations,
     slabs: SlabTable,
     sessions: SessionTable,
     clock: Clock,
@@ -48,17 +48,16 @@ def reconcile(
     """Bring back what survived, and remove what nobody owns; fills *slabs* and *sessions*."""
     same_boot = catalog.meta_text("boot_id") == boot_id()
     catalog.set_meta("boot_id", boot_id())
+    arena.recover(catalog.slabs(), generations)
     known = {row.id: row for row in catalog.sessions()}
-    holders: dict[int, list[HolderRow]] = defaultdict(list)
-    for holder in catalog.holders() if same_boot else ():
-        if holder.session in known:
-            holders[holder.slab].append(holder)
+    holders = _holders(catalog, known, arena, same_boot=same_boot)
     files = arena.slabs()
-    live, reclaiming, dropped = _sort_rows(catalog, holders, files, known)
-    orphans = _remove_unknown(arena, files, live)
+    live, reclaiming, dropped = _sort_rows(catalog, arena, holders, files, known)
+    orphans = _remove_unknown(arena, files, live, reclaiming)
     generations.restore({row.slot: row.generation for row in live})
     for session in known.values():
-        sessions.restore(session.id, session.tenant, session.secret_hash)
+        restored = sessions.restore(session.id, session.tenant, session.secret_hash)
+        restored.pid = session.pid
     for row in live:
         slab = _slab_of(row, arena, row.owner if row.owner in known else None)
         if row.ttl is not None and slab.owner is None:
@@ -75,8 +74,27 @@ def reconcile(
     return Restored(len(live), len(known), len(reclaiming), dropped, orphans)
 
 
+def _holders(
+    catalog: Catalog, known: dict[int, SessionRow], arena: Arena, *, same_boot: bool
+) -> dict[int, list[HolderRow]]:
+    """Return by slab who may still have it mapped: nobody on this machine does after its restart."""
+    if arena.reuses_memory:
+        pids = {row.id: row.pid for row in known.values()} | {row.session: row.pid for row in catalog.quarantine()}
+    else:
+        pids = {row.id: row.pid for row in known.values()} if same_boot else {}
+    holders: dict[int, list[HolderRow]] = defaultdict(list)
+    for holder in catalog.holders():
+        if holder.session in pids and (same_boot or pids[holder.session] is None):
+            holders[holder.slab].append(holder)
+    return holders
+
+
 def _sort_rows(
-    catalog: Catalog, holders: dict[int, list[HolderRow]], files: dict[int, int], known: dict[int, SessionRow]
+    catalog: Catalog,
+    arena: Arena,
+    holders: dict[int, list[HolderRow]],
+    files: dict[int, int],
+    known: dict[int, SessionRow],
 ) -> tuple[list[SlabRow], list[SlabRow], int]:
     live: list[SlabRow] = []
     reclaiming: list[SlabRow] = []
@@ -87,9 +105,15 @@ def _sort_rows(
                 reclaiming.append(row)
             elif not row.reclaiming and _survived(row, files, known):
                 live.append(row)
+            elif arena.reuses_memory and holders[row.id]:
+                # It has ended, but not for those who map it.
+                catalog.mark_reclaiming(row.id)
+                reclaiming.append(replace(row, reclaiming=1, name=None, owner=None))
+                dropped += 1
             else:
                 dropped += not row.reclaiming
                 catalog.delete_slab(row.id, held=True)
+                arena.reclaim(row.id)
     return live, reclaiming, dropped
 
 
@@ -100,10 +124,13 @@ def _survived(row: SlabRow, files: dict[int, int], known: dict[int, SessionRow])
     return row.lease != "session" or row.owner in known
 
 
-def _remove_unknown(arena: Arena, files: dict[int, int], live: list[SlabRow]) -> int:
+def _remove_unknown(arena: Arena, files: dict[int, int], live: list[SlabRow], reclaiming: list[SlabRow]) -> int:
+    held = {row.id for row in reclaiming}
     unknown = set(files) - {row.id for row in live}
     for slab_id in unknown:
         arena.remove(slab_id)
+        if slab_id not in held:
+            arena.reclaim(slab_id)
     if unknown:
         log.info("orphan slab files removed", count=len(unknown), nbytes=sum(files[slab_id] for slab_id in unknown))
     return len(unknown)
@@ -121,6 +148,7 @@ def _slab_of(row: SlabRow, arena: Arena, owner: int | None) -> Slab:
         name=row.name,
         lease=lease,
         owner=owner,
+        atomics=row.atomics,
     )
 
 

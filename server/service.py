@@ -24,6 +24,8 @@ from farpool.protocol.messages import (
     Heartbeat,
     Hello,
     Listing,
+    Negotiate,
+    Negotiated,
     Open,
     Reply,
     Request,
@@ -129,6 +131,8 @@ class PoolService:
             case Attach():
                 slab = self.life.slabs.get_life(session.tenant, request.id, request.generation)
                 return self._attached(session, slab, request.transport, _mode(request.mode))
+            case Negotiate():
+                return self._negotiate(session, request)
             case Detach():
                 return self._detach(session, request)
             case Listing():
@@ -147,7 +151,7 @@ class PoolService:
         if request.transport:
             self.life.planes.check(request.transport)
         try:
-            slab = self.life.prepare(session, nbytes, name, lease)
+            slab = self.life.prepare(session, nbytes, name, lease, _domain_of(request))
             if slab.charged > LONG_BYTES:
                 return self._allocate_long(session, slab, request.transport)
             self.life.make(slab)
@@ -195,6 +199,10 @@ class PoolService:
     def _attached(self, session: Session, slab: Slab, transport: str, mode: Mode) -> Attached:
         params = self.life.attach(session, slab, transport, mode)
         return Attached(slab=self.info(slab), epoch=self.epoch, transport=transport, params=params)
+
+    def _negotiate(self, session: Session, request: Negotiate) -> Negotiated:
+        assert session.served is not None
+        return Negotiated(params=self.life.planes.negotiate(request.transport, session.served, request.params))
 
     def _detach(self, session: Session, request: Detach) -> Done:
         slab = self.life.slabs.get_held(request.id, request.generation)
@@ -256,6 +264,7 @@ class PoolService:
             expires_in=expires_in,
             state=state,
             attached=slab.attached,
+            atomics=slab.atomics,
         )
 
 
@@ -273,3 +282,11 @@ def _mode(value: str) -> Mode:
     if value == "rw":
         return "rw"
     raise InvalidArgument(f'mode must be "r" or "rw", not {value!r:.40}')
+
+
+def _domain_of(request: Allocate) -> str:
+    """Return whose atomics the words of a new slab belong to: the transport's that it is allocated over."""
+    domain = request.atomics or ("rdma" if request.transport == "rdma" else "cpu")
+    if domain not in ("cpu", "rdma"):
+        raise InvalidArgument(f'atomics are "cpu" or "rdma", not {domain!r}')
+    return domain

@@ -109,6 +109,7 @@ class Session:
 
     __slots__ = (
         "channel",
+        "host",
         "id",
         "last_seen",
         "pid",
@@ -137,6 +138,8 @@ class Session:
         self.served: ServedSession | None = None
         """What transports see; None until the client has shown the secret to this server."""
         self.pid: int | None = None
+        self.host = ""
+        """Where its client is, as an operator would name it; ``""`` is this machine."""
         self.watch: Closeable | None = None
         """Tells when the client's process dies, if it is on this machine."""
         self.watches = 0

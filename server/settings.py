@@ -37,6 +37,12 @@ def _default_arena() -> str:
     return f"/dev/shm/farpool-{os.geteuid()}"  # noqa: S108  owner and mode are checked when it is opened
 
 
+def _default_state_dir() -> str:
+    if os.geteuid() == 0:
+        return "/var/lib/farpool"
+    return os.path.join(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state", "farpool")  # noqa: PTH118
+
+
 def _default_socket() -> str:
     return default_socket_path(os.environ, os.geteuid())
 
@@ -51,7 +57,11 @@ class ServerSettings(BaseSettings):
     capacity: int = 1 << 30
     """Bytes that all slabs together may take; a string such as ``"64GiB"`` is accepted."""
     arena: str = Field(default_factory=_default_arena)
-    """Directory on a memory file system that holds the slabs, one file each."""
+    """Directory on a memory file system that holds the slabs, one file each; or a memory device, ``/dev/daxX.Y``."""
+    coherence: Literal["hardware", "software"] = "hardware"
+    """``software``: hosts that share the arena's memory have caches that do not see each other (CXL 2.0 pools)."""
+    state_dir: str = Field(default_factory=_default_state_dir)
+    """Directory for the catalog of an arena on a device; a directory's catalog is inside it."""
     listen: str = "127.0.0.1:7700"
     """``HOST:PORT`` of the control plane; port 0 lets the kernel choose."""
     unix: str = Field(default_factory=_default_socket)
@@ -100,7 +110,7 @@ class ServerSettings(BaseSettings):
     def _capacity(cls, value: object) -> int:
         return parse_size(value, what="capacity")
 
-    @field_validator("arena", "unix", mode="before")
+    @field_validator("arena", "unix", "state_dir", mode="before")
     @classmethod
     def _path(cls, value: object) -> object:
         return os.fspath(value) if isinstance(value, Path) else value
@@ -109,7 +119,14 @@ class ServerSettings(BaseSettings):
     @classmethod
     def _arena(cls, value: str) -> str:
         if not value or "\0" in value:
-            raise ValueError("the arena must be the path of a directory")
+            raise ValueError("the arena must be the path of a directory or a device")
+        return str(Path(value).expanduser().absolute())
+
+    @field_validator("state_dir", mode="after")
+    @classmethod
+    def _state_dir(cls, value: str) -> str:
+        if not value or "\0" in value:
+            raise ValueError("the state directory must be the path of a directory")
         return str(Path(value).expanduser().absolute())
 
     @field_validator("listen", "data_listen", mode="after")

@@ -32,6 +32,7 @@ class Slab:
     __slots__ = (
         "_arena",
         "_mapping",
+        "atomics",
         "charged",
         "deadline",
         "generation",
@@ -59,8 +60,10 @@ class Slab:
         name: str | None,
         lease: Lease,
         owner: int | None,
+        atomics: str = "cpu",
     ) -> None:
         self._arena = arena
+        self.atomics = atomics
         self._mapping: MemoryMapping | None = None
         self.id = id
         self.generation = generation
@@ -94,6 +97,11 @@ class Slab:
     def attached(self) -> int:
         """Sessions that have it attached."""
         return len({session for session, _ in self.holders})
+
+    @property
+    def offset(self) -> int:
+        """Where its memory begins in what :meth:`open_descriptor` opens."""
+        return self._arena.offset(self.id) or 0
 
     def memory(self) -> MemoryMapping:
         """Return the server's own mapping, made on first use."""

@@ -215,6 +215,20 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         os.environ.pop("FARPOOL_TEST_RUN")
 
 
+# Devices --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rdma_device() -> str:
+    """Name an RDMA device of this machine; without one the test is passed over."""
+    devices = sorted(path.name for path in Path("/sys/class/infiniband").glob("*"))
+    if not devices:
+        pytest.skip(
+            "there is no RDMA device here; the lab has one: farpool-lab run --rdma -- python -m pytest tests/rdma"
+        )
+    return devices[0]
+
+
 # A third party's transport --------------------------------------------------------------------------------------
 
 

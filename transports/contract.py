@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from farpool.protocol.errors import TransportUnavailable
+
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
@@ -22,10 +24,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AwaitableRegion",
+    "ClientContext",
     "ClientTransport",
     "Mode",
     "Probe",
     "Region",
+    "ServedDevice",
     "ServedSession",
     "ServedSlab",
     "ServerContext",
@@ -63,13 +67,35 @@ class ServedSlab(Protocol):
         """Index of the slab's word in the arena's generation file."""
         ...
 
+    @property
+    def atomics(self) -> str:
+        """Whose atomics its words belong to: ``cpu`` or ``rdma``; the other's are not atomic with them."""
+        ...
+
+    @property
+    def offset(self) -> int:
+        """Where its memory begins in what ``open_descriptor`` opens: 0 in a file of its own, else in the device."""
+        ...
+
     def memory(self) -> MemoryMapping:
         """Return the server's own read-write mapping, made on first use and closed when the slab ends."""
         ...
 
     def open_descriptor(self, mode: Mode) -> int:
-        """Return a new descriptor of the slab's file, read-only for mode ``"r"``; the caller closes it."""
+        """Return a new descriptor of the slab's file or device, read-only for mode ``"r"``; the caller closes it."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServedDevice:
+    """The device that a server's slabs are extents of, for those who open it by themselves."""
+
+    path: str
+    """What the server's host calls it."""
+    arena: bytes
+    """16 bytes of its superblock that name the arena."""
+    incarnation: bytes
+    """16 bytes of its superblock that this start of the server has drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +124,10 @@ class ServerContext:
     """Log one event of the data plane: ``report("refused", {"peer": ..., "reason": ...})``. Any thread may call it."""
     session_of: Callable[[int], ServedSession | None]
     """Find a session that may use data planes now."""
+    device: ServedDevice | None = None
+    """What slabs are extents of; None where each has a file. Its generation words are on the device itself."""
+    coherence: str = "hardware"
+    """``"software"`` where hosts that share the memory have caches that do not see each other."""
 
 
 class ServerTransport(Protocol):
@@ -113,6 +143,13 @@ class ServerTransport(Protocol):
 
     def offer(self) -> Mapping[str, Any]:
         """Return what the client half's ``probe`` needs to know: addresses and limits."""
+        ...
+
+    def negotiate(self, session: ServedSession, params: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Answer what the session's client half has sent with ``ClientContext.negotiate``.
+
+        A transport whose two halves need not agree on anything raises ``ProtocolError``.
+        """
         ...
 
     def publish(self, slab: ServedSlab, session: ServedSession, mode: Mode) -> Mapping[str, Any]:
@@ -154,6 +191,20 @@ class Probe:
     reason: str = ""
 
 
+def _nobody_answers(params: Mapping[str, Any], seconds: float) -> Mapping[str, Any]:
+    raise TransportUnavailable("this client half has no session to negotiate over")
+
+
+@dataclass(frozen=True, slots=True)
+class ClientContext:
+    """What a client half is made with."""
+
+    options: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What the user's URL said after ``?``."""
+    negotiate: Callable[[Mapping[str, Any], float], Mapping[str, Any]] = _nobody_answers
+    """``negotiate(params, seconds)`` sends *params* to the server half over the control plane; returns its answer."""
+
+
 @dataclass(slots=True)
 class Ticket:
     """All that a client half needs to make a region of one attached slab."""
@@ -168,10 +219,10 @@ class Ticket:
     ``params``. Raises ``StaleSlab`` if the slab is gone, ``ServerLost`` or ``DeadlineExceeded``."""
     timeout: float = 10.0
     """Default deadline of an operation in seconds."""
+    atomics: str = "cpu"
+    """Whose atomics the slab's words belong to: ``cpu`` or ``rdma``; others raise ``WrongAtomicDomain``."""
     label: str = ""
     """How messages name the slab: its name, or its id."""
-    options: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What the user's URL said after ``?``."""
 
 
 class Region(Protocol):
@@ -299,6 +350,6 @@ class Transport:
     rank: int
     """``transport="auto"`` tries low ranks first; cxl is 10, rdma 20, tcp 30."""
     server: Callable[[], ServerTransport]
-    client: Callable[[], ClientTransport]
+    client: Callable[[ClientContext], ClientTransport]
     summary: str = ""
     tags: Sequence[str] = ()

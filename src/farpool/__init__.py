@@ -34,6 +34,7 @@ from farpool.protocol.errors import (
     StaleSlab,
     TransportUnavailable,
     UnsuitableBuffer,
+    WrongAtomicDomain,
 )
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ __all__ = [
     "StaleSlab",
     "TransportUnavailable",
     "UnsuitableBuffer",
+    "WrongAtomicDomain",
     "__version__",
     "aio",
     "connect",

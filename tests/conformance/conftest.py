@@ -12,16 +12,17 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 from tests.conformance.driving import AnyPool, AnySlab, AwaitedPool
+from tests.conformance.variants import OURS, Serving, Variant, variant_of
 
 import farpool
 from farpool.server.embedded import EmbeddedServer
 
 APIS = ("sync", "aio")
-OURS = ("cxl", "tcp", "stream")
-SHOW_NO_MEMORY = {"tcp", "stream"}
+SHOW_NO_MEMORY = {"tcp", "rdma", "stream"}
 """Known to have no views, so that tests of views are not even made for them."""
 CAPACITY = "512MiB"
 CHILDREN = Path(__file__).with_name("children.py")
@@ -34,8 +35,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--transport",
         action="append",
-        metavar="NAME",
-        help=f"transport to run the conformance suite on; may be repeated (default: {', '.join(OURS)})",
+        metavar="NAME[?OPTION=VALUE]",
+        help="transport, or variant of one, to run the suite on, with options of its server and URL; "
+        f"may be repeated (default: {', '.join(OURS)})",
     )
 
 
@@ -44,41 +46,63 @@ def names_of(config: pytest.Config) -> tuple[str, ...]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "transport" in metafunc.fixturenames:
+    if "variant" in metafunc.fixturenames:
         names = list(names_of(metafunc.config))
         if "needs_views" in metafunc.fixturenames:
-            names = [name for name in names if name not in SHOW_NO_MEMORY]
-        metafunc.parametrize("transport", names, indirect=True, scope="module")
+            names = [name for name in names if variant_of(name).transport not in SHOW_NO_MEMORY]
+        metafunc.parametrize("variant", names, indirect=True, scope="module")
     if "api" in metafunc.fixturenames:
         metafunc.parametrize("api", APIS)
 
 
 @pytest.fixture(scope="module")
-def transport(request: pytest.FixtureRequest) -> str:
-    """Name of the transport under test, known to this process and its children."""
-    if request.param == "stream":
+def variant(request: pytest.FixtureRequest) -> Iterator[Variant]:
+    """How the transport under test is served and reached, from this process and its children."""
+    chosen = variant_of(str(request.param))
+    if chosen.transport == "stream":
         request.getfixturevalue("stream_transport")
-    return str(request.param)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in chosen.environment.items():
+            patch.setenv(name, value)
+        for name in ("url", "tcp_url") if chosen.options else ():
+            patch.setattr(EmbeddedServer, name, with_query(getattr(EmbeddedServer, name), urlencode(chosen.options)))
+        yield chosen
+
+
+def with_query(plain: property, query: str) -> property:
+    """Return an address of a server with a query behind it."""
+    return property(lambda served: f"{plain.__get__(served)}?{query}")
+
+
+@pytest.fixture(scope="module")
+def transport(variant: Variant) -> str:
+    """Name of the transport under test."""
+    return variant.transport
 
 
 @pytest.fixture(scope="session")
-def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
-    """One server with every transport under test. Leave it running, and its pool as empty as it was."""
-    names = names_of(request.config)
-    with ExitStack() as undo:
-        with pytest.MonkeyPatch.context() as patch:
-            if "stream" in names:
-                site = str(request.getfixturevalue("stream_package"))
-                patch.setenv("PYTHONPATH", site, prepend=os.pathsep)
-            served = undo.enter_context(farpool.serve_embedded(capacity=CAPACITY, transports=names))
-        yield served
+def serving(request: pytest.FixtureRequest) -> Iterator[Serving]:
+    """The servers that a worker's tests share."""
+    plain = dict.fromkeys(chosen.transport for name in names_of(request.config) if (chosen := variant_of(name)).plain)
+    with ExitStack() as undo, pytest.MonkeyPatch.context() as patch:
+        if "stream" in plain:
+            patch.setenv("PYTHONPATH", str(request.getfixturevalue("stream_package")), prepend=os.pathsep)
+        yield Serving(CAPACITY, tuple(plain), undo)
+
+
+@pytest.fixture(scope="module")
+def server(variant: Variant, serving: Serving) -> EmbeddedServer:
+    """One server with the transport under test. Leave it running, and its pool as empty as it was."""
+    return serving.serve(variant)
 
 
 @pytest.fixture
-def own_server(transport: str) -> Iterator[EmbeddedServer]:
+def own_server(variant: Variant) -> Iterator[EmbeddedServer]:
     """A server of the test's own."""
-    with farpool.serve_embedded(capacity="64MiB", transports=[transport]) as served:
-        yield served
+    with ExitStack() as undo:
+        settings = variant.serving(undo)
+        served = farpool.serve_embedded(capacity="64MiB", transports=[variant.transport], **settings)
+        yield undo.enter_context(served)
 
 
 @pytest.fixture

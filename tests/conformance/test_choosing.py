@@ -9,7 +9,7 @@ import pytest
 
 import farpool
 from farpool.protocol.messages import Offer
-from farpool.transports.contract import Transport
+from farpool.transports.contract import ClientContext, Transport
 from farpool.transports.registry import find_transport
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def test_server_of_one_transport(transport: str) -> None:
             assert pool.transport == transport
             (offer,) = pool._session.welcome.offers  # pyright: ignore[reportPrivateUsage]
     for params in (offer.params, {}):
-        client = find_transport(transport).client()
+        client = find_transport(transport).client(ClientContext())
         probe = client.probe(Offer(transport=transport, available=True, params=params))
         assert not probe.usable
         assert len(probe.reason) > 20

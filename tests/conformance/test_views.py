@@ -136,5 +136,6 @@ def test_bytes_of_a_freed_slab_are_given_back_when_the_view_goes(shown: AnySlab,
     pool.stat()
     shown.close()
     pool.stat()
-    assert other.stat().reclaiming == 0
+    # A device's extents wait for more: of a pool that was closed before its views, for the end of the process.
+    assert other.stat().reclaiming == before.reclaiming
     assert other.stat().free > before.free

@@ -1,4 +1,4 @@
-"""The client half of cxl: it fetches descriptors from the server's socket and maps them."""
+"""The client half of cxl: it fetches descriptors from the server's socket and maps them, or finds the device."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ from farpool.protocol.messages import Offer
 from farpool.transports.contract import AwaitableRegion, Probe, Region, Ticket
 from farpool.transports.cxl import descriptors
 from farpool.transports.cxl.awaitable import AwaitableCxlRegion
+from farpool.transports.cxl.coherence import make_region
 from farpool.transports.cxl.descriptors import DescriptorAnswer, DescriptorRequest
+from farpool.transports.cxl.device_client import DeviceClient
 
 __all__ = ["CxlClient"]
 
@@ -53,9 +55,16 @@ class CxlClient:
         self._lock = threading.Lock()
         self._link: _Link | None = None
         self._regions: WeakSet[CxlRegion] = WeakSet()
+        self._device = DeviceClient()
 
     def probe(self, offer: Offer) -> Probe:
-        """Ask the socket which arena answers: another server's, or another host's, is not ours."""
+        """Find the server's device, or ask its socket which arena answers: another's is not ours."""
+        if "device" in offer.params:
+            try:
+                self._device.find(offer.params)
+            except FarpoolError as error:
+                return Probe(usable=False, reason=error.message)
+            return Probe(usable=True)
         path = str(offer.params.get("socket", ""))
         try:
             with _connect(path, PROBE_SECONDS) as connection:
@@ -82,8 +91,10 @@ class CxlClient:
         return Probe(usable=True)
 
     def attach(self, ticket: Ticket) -> Region:
-        """Fetch the slab's descriptor and map it."""
+        """Map the slab: its extent of the device, or its file, of which the descriptor is fetched."""
         params = ticket.params
+        if "device" in params:
+            return self._device.attach(ticket)
         request = DescriptorRequest(
             session=params["session"],
             secret=params["secret"],
@@ -104,16 +115,7 @@ class CxlClient:
                 ) from error
             finally:
                 os.close(descriptor)
-        region = CxlRegion(
-            mapping,
-            ticket.nbytes,
-            generations,
-            params["slot"],
-            ticket.generation,
-            ticket.writable,
-            ticket.label,
-            None,
-        )
+        region = make_region(ticket, mapping, generations)
         with self._lock:
             self._regions.add(region)
         return region
@@ -166,11 +168,12 @@ class CxlClient:
         return AwaitableCxlRegion(region)
 
     def close(self) -> None:
-        """Close the connection. Regions that views keep open serve nothing but those views from now on."""
+        """Close the connection and the device. Regions that views keep open serve those views alone from now on."""
         with self._lock:
             self._drop_link()
             for region in list(self._regions):
                 region.retire()
+        self._device.close()
 
 
 def _connect(path: str, timeout: float) -> socket.socket:

@@ -1,4 +1,7 @@
-"""The server half of cxl: it passes descriptors of slab files to clients that prove who they are."""
+"""The server half of cxl: it passes descriptors of slab files to clients that prove who they are.
+
+Where slabs are extents of a device there is nothing to pass: clients, on other hosts too, open the device themselves.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,10 @@ class CxlServer:
         self._refused = 0
 
     async def start(self, context: ServerContext) -> None:
-        """Bind the socket; a stale one of an earlier server is replaced."""
+        """Bind the socket; a stale one of an earlier server is replaced. On a device there is none."""
+        if context.device is not None:
+            self._context = context
+            return
         path = f"{context.socket_path}.cxl"
         if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES - len(".new"):
             raise TransportUnavailable(f"the socket path {path} is too long for cxl's socket; shorten --unix")
@@ -158,12 +164,23 @@ class CxlServer:
             return (descriptors.NO_DESCRIPTORS if shortage else descriptors.STALE), None
 
     def offer(self) -> Mapping[str, Any]:
-        """Return where descriptors are passed, and which arena they are of."""
-        return {"socket": self._path, "arena": self._arena}
+        """Return where the memory is: which device, or where descriptors are passed and of which arena."""
+        assert self._context is not None
+        device = self._context.device
+        if device is None:
+            return {"socket": self._path, "arena": self._arena, "coherence": self._context.coherence}
+        named = {"path": device.path, "arena": device.arena, "incarnation": device.incarnation}
+        return {"device": named, "coherence": self._context.coherence}
+
+    def negotiate(self, session: ServedSession, params: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Refuse: there is nothing to agree on."""
+        raise ProtocolError("cxl has nothing to negotiate")
 
     def publish(self, slab: ServedSlab, session: ServedSession, mode: Mode) -> Mapping[str, Any]:
-        """Note the grant; the client fetches its descriptor with it."""
+        """Note the grant; the client fetches its descriptor with it, or maps its extent of the device."""
         assert self._context is not None
+        if self._context.device is not None:
+            return {**self.offer(), "slot": slab.slot, "offset": slab.offset}
         _, modes = self._grants.setdefault(slab.id, {}).setdefault(session.id, (slab, set[Mode]()))
         modes.add(mode)
         return {

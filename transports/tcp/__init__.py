@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farpool.transports.contract import ClientTransport, ServerTransport, Transport
+from farpool.transports.contract import ClientContext, ClientTransport, ServerTransport, Transport
 
 __all__ = ["TRANSPORT"]
 
@@ -13,7 +13,7 @@ def _server() -> ServerTransport:
     return TcpServer()
 
 
-def _client() -> ClientTransport:
+def _client(context: ClientContext) -> ClientTransport:
     from farpool.transports.tcp.client import TcpClient  # noqa: PLC0415  naming a transport loads nothing of it
 
     return TcpClient()

@@ -51,6 +51,7 @@ class TcpClient:
             ticket.generation,
             ticket.nbytes,
             ticket.writable,
+            ticket.atomics == "cpu",
             ticket.label,
             ticket.timeout,
             lambda seconds: self._configure(ticket.renew(seconds)),

@@ -11,7 +11,7 @@ from typing import Any
 from farpool.native.slab_table import SlabTable
 from farpool.native.tcp_reactor import TcpReactor
 from farpool.protocol.addresses import parse_host_port
-from farpool.protocol.errors import TransportUnavailable
+from farpool.protocol.errors import ProtocolError, TransportUnavailable
 from farpool.transports.contract import Mode, ServedSession, ServedSlab, ServerContext
 
 __all__ = ["TcpServer"]
@@ -66,6 +66,10 @@ class TcpServer:
     def offer(self) -> Mapping[str, Any]:
         """Return the data port."""
         return self._address
+
+    def negotiate(self, session: ServedSession, params: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Refuse: there is nothing to agree on."""
+        raise ProtocolError("tcp has nothing to negotiate")
 
     def publish(self, slab: ServedSlab, session: ServedSession, mode: Mode) -> Mapping[str, Any]:
         """Add the slab to the native table for this session; the same attachment keeps its handle."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farpool.transports.contract import ClientTransport, ServerTransport, Transport
+from farpool.transports.contract import ClientContext, ClientTransport, ServerTransport, Transport
 
 __all__ = ["TRANSPORT"]
 
@@ -14,7 +14,7 @@ def make_server() -> ServerTransport:
     return StreamServer()
 
 
-def make_client() -> ClientTransport:
+def make_client(context: ClientContext) -> ClientTransport:
     """Import the client half when a session tries it."""
     from farpool_stream.reaching import StreamClient
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from farpool.native.mapping import Mapping as MemoryMapping
-from farpool.protocol.errors import TransportUnavailable
+from farpool.protocol.errors import ProtocolError, TransportUnavailable
 from farpool.transports.contract import Mode, ServedSession, ServedSlab, ServerContext
 from farpool_stream.wire import ANSWER, CHUNK, HELLO, MAGIC, REQUEST, Operation, Request, Status, receive
 
@@ -101,6 +101,10 @@ class StreamServer:
     def offer(self) -> Mapping[str, Any]:
         """Say where the socket is."""
         return {"path": self._path}
+
+    def negotiate(self, session: ServedSession, params: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Refuse: there is nothing to agree on."""
+        raise ProtocolError("stream has nothing to negotiate")
 
     def publish(self, slab: ServedSlab, session: ServedSession, mode: Mode) -> Mapping[str, Any]:
         """Let the session's connections reach the slab."""

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from farpool.cli.findings import CHECKS, Finding, Subject, examine
+from farpool.cli.findings import CHECKS, Finding, Subject, _dax_contents, examine  # pyright: ignore[reportPrivateUsage]
+from farpool.cli.main import main
+from farpool.transports.cxl.devices import open_device
 
 Cli = Callable[..., Any]
 """Runs one command; what it returns has ``code``, ``out`` and ``err``."""
@@ -58,11 +60,31 @@ def test_no_devices_are_a_warning(tmp_path: Path) -> None:
     assert (cxl.level, cxl.mend) == ("warn", "cxl create-region -m mem0")
 
 
-def test_dax_devices_are_named(tmp_path: Path) -> None:
-    (tmp_path / "bus/dax/devices/dax0.0").mkdir(parents=True)
+def test_dax_devices_are_named_with_what_mends_them(tmp_path: Path) -> None:
+    node = tmp_path / "bus/dax/devices/dax0.0"
+    node.mkdir(parents=True)
+    (tmp_path / "bus/dax/drivers/kmem").mkdir(parents=True)
+    (node / "driver").symlink_to(tmp_path / "bus/dax/drivers/kmem")
     (finding,) = run("cxl devices", Subject(sys_root=tmp_path))
-    assert finding.level == "ok"
-    assert "dax0.0" in finding.message
+    assert finding.level == "warn"
+    assert "dax0.0 is in system-ram mode" in finding.message
+    assert finding.mend.endswith("daxctl reconfigure-device --force --mode=devdax dax0.0")
+
+
+def test_what_a_device_holds(tmp_path: Path) -> None:
+    path = tmp_path / "memory"
+
+    def contents() -> Finding:
+        return _dax_contents("memory", open_device(str(path), writable=True))
+
+    path.write_bytes(bytes(2 << 20))
+    assert "too small" in contents().message
+    path.write_bytes(bytes(4 << 20))
+    assert contents().message.endswith("blank")
+    assert main(["format", "--yes", str(path)]) == 0
+    assert (contents().level, contents().message[-5:]) == ("ok", "blank")
+    path.write_bytes(b"x" * (4 << 20))
+    assert contents().mend == f"farpool format --yes {path}"
 
 
 @pytest.mark.parametrize(("total", "word"), [(0, "none"), (512, "512 of 2048 kB")])

@@ -16,6 +16,7 @@ from farpool.protocol.errors import InvalidArgument, TransportUnavailable
 from farpool.protocol.messages import Offer
 from farpool.transports.contract import (
     AwaitableRegion,
+    ClientContext,
     ClientTransport,
     Probe,
     Region,
@@ -62,7 +63,7 @@ class Installed:
             raise InvalidArgument(f'there is no transport "{name}"')
         self.found.append(name)
 
-        def client() -> ClientTransport:
+        def client(context: ClientContext) -> ClientTransport:
             self.loaded.append(name)
             half = self.halves[name]
             if isinstance(half, Exception):
@@ -173,7 +174,7 @@ class Half:
     def close(self):
         pass
 
-TRANSPORT = Transport({name!r}, 5, server=None, client=Half)
+TRANSPORT = Transport({name!r}, 5, server=None, client=lambda context: Half())
 """
 
 CHOICE = """

@@ -42,6 +42,9 @@ class Plane:
     def offer(self) -> Mapping[str, Any]:
         return {"port": 7}
 
+    def negotiate(self, session: ServedSession, params: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"session": session.id, **params}
+
     def publish(self, slab: ServedSlab, session: ServedSession, mode: str) -> Mapping[str, Any]:
         if self.fails is not None:
             raise self.fails
@@ -71,7 +74,7 @@ def install(monkeypatch: pytest.MonkeyPatch, **planes: Plane) -> None:
     def find(name: str) -> Transport:
         if name not in planes:
             raise InvalidArgument(f'there is no transport "{name}"')
-        return Transport(name, 10, lambda: planes[name], lambda: cast(ClientTransport, None))
+        return Transport(name, 10, lambda: planes[name], lambda context: cast(ClientTransport, None))
 
     monkeypatch.setattr(dataplanes, "find_transport", find)
 

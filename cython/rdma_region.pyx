@@ -1,0 +1,202 @@
+"""A slab behind an RDMA device: an attempt is one batch of work requests, without the GIL.
+
+Small buffers go through the lane's staging memory, which costs a copy and no registration; large ones are registered
+where they are. A write takes effect at the server's memory without its CPU, so that the server cannot say ``stale``:
+the device does, by refusing a key that was deregistered, and the control plane tells why.
+"""
+
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
+
+from farpool.native.checks cimport raise_stale
+from farpool.native.clock cimport now_ns, to_ns
+from farpool.native.fork cimport forks
+from farpool.native.libverbs cimport IBV_WC_REM_ACCESS_ERR
+from farpool.native.operation cimport OP_LOAD, OP_READ, OP_READV, STATUS_OK, STATUS_STALE
+from farpool.native.rdma_lane cimport BROKEN, COMPLETE, OVERDUE
+from farpool.native.remote_region cimport ANSWERED, LATE, LOST
+
+cdef enum:
+    STAGED_BYTES = 16384        # buffers up to here are copied; a registration costs more
+    MOST_MOVES = 4096           # parts of one operation
+
+
+cdef class RdmaPeer(Loans):
+    """The queue pairs of one session; see the stub for the contract."""
+
+    def __init__(self, open_lane, register, uint32_t max_message, int limit=4):
+        Loans.__init__(self, limit)
+        self.open_lane = open_lane
+        self.register = register
+        self.max_message = max_message
+
+    cdef Lane take(self, int64_t deadline):
+        """Borrow a lane. Raises ``ServerLost``, ``DeadlineExceeded``, ``TransportUnavailable``."""
+        cdef Lane lane = self.borrow(deadline)
+        if lane is None:
+            try:
+                lane = self.open_lane((deadline - now_ns()) / 1e9)
+            except BaseException:
+                self.write_off()
+                raise
+        return lane
+
+    cdef void give(self, Lane lane):
+        """Return a lane that has no work out."""
+        if self.closed:
+            self.discard(lane)
+        else:
+            self.give_back(lane)
+
+    cdef void discard(self, Lane lane):
+        """Close a lane that has work out, or is of no more use."""
+        lane.close()
+        self.write_off()
+
+    def keep(self, Lane lane not None):
+        """Take in a lane that was opened outside of an operation."""
+        self.opened += 1
+        self.give(lane)
+
+    def reset(self):
+        """Give up the idle queue pairs: the server that they led to is gone."""
+        while self.idle:
+            self.discard(self.idle.pop())
+
+    def close(self):
+        """Close the idle queue pairs, and the others when their operation ends. Idempotent."""
+        self.closed = True
+        self.reset()
+
+
+cdef class RdmaRegion(RemoteRegion):
+    """One attached slab, reached by one-sided operations of the device; see the stub for the contract."""
+
+    def __init__(self, RdmaPeer peer not None, uint64_t base, uint32_t rkey, uint64_t generation, Py_ssize_t nbytes,
+                 bint writable, bint atomics, str label not None, double timeout, renew, on_close):
+        self.peer = peer
+        self.base = base
+        self.rkey = rkey
+        self.generation = generation
+        self.nbytes = nbytes
+        self.writable = writable
+        self.atomics = atomics
+        self.domain = "rdma"
+        self.label = label
+        self.timeout = to_ns(timeout)
+        self.most_parts = MOST_MOVES
+        self.renew = renew
+        self.on_close = on_close
+
+    cdef int adopt(self, object params) except -1:
+        self.base = params["address"]
+        self.rkey = params["rkey"]
+        return 0
+
+    cdef int raise_refused(self) except -1:
+        """Raise what a refused key means before the control plane was asked."""
+        return raise_stale(self.label)
+
+    cdef int attempt(self, Operation *operation, int64_t deadline) except -3:
+        """Run one batch over a borrowed lane."""
+        cdef Lane lane
+        cdef int outcome
+        lane = self.peer.take(deadline)
+        try:
+            outcome = self.run(lane, operation, deadline)
+        except BaseException:
+            self.peer.discard(lane)
+            raise
+        operation.status = STATUS_OK
+        if outcome == COMPLETE:
+            self.peer.give(lane)
+            return ANSWERED
+        # The queue pair is destroyed before the caller's buffers are let go: nothing lands in them later.
+        self.peer.discard(lane)
+        if outcome == BROKEN and lane.status == IBV_WC_REM_ACCESS_ERR:
+            operation.status = STATUS_STALE
+            return ANSWERED
+        return LATE if outcome == OVERDUE else LOST
+
+    cdef int run(self, Lane lane, Operation *operation, int64_t deadline) except -3:
+        cdef bint inward = operation.code in (OP_READ, OP_READV)
+        cdef int outcome
+        if operation.code >= OP_LOAD:
+            with nogil:
+                outcome = lane.word(operation.code, self.base + operation.offset, self.rkey, operation.length,
+                                    operation.operand, &operation.detail, deadline)
+            return outcome
+        if operation.length <= STAGED_BYTES or operation.length <= lane.staging.nbytes and is_scattered(operation):
+            return self.run_staged(lane, operation, inward, deadline)
+        return self.run_registered(lane, operation, inward, deadline)
+
+    cdef int run_staged(self, Lane lane, Operation *operation, bint inward, int64_t deadline) except -3:
+        """Move all parts through the lane's own memory."""
+        cdef Move few[1]
+        cdef Move *moves = few
+        cdef char *staging = <char *> lane.staging.address
+        cdef Py_ssize_t i, used = 0
+        cdef int outcome
+        if operation.count > 1:
+            moves = <Move *> malloc(operation.count * sizeof(Move))
+            if moves == NULL:
+                raise MemoryError
+        try:
+            with nogil:
+                for i in range(operation.count):
+                    moves[i].remote = self.base + operation.parts[i].offset
+                    moves[i].local = <uint64_t> (staging + used)
+                    moves[i].lkey = lane.staging.mr.lkey
+                    moves[i].length = <uint32_t> operation.parts[i].length
+                    if not inward:
+                        memcpy(staging + used, operation.views[i].buf, operation.parts[i].length)
+                    used += operation.parts[i].length
+                outcome = lane.move(inward, moves, operation.count, self.rkey, deadline)
+                used = 0
+                if inward and outcome == COMPLETE:
+                    for i in range(operation.count):
+                        memcpy(operation.views[i].buf, staging + used, operation.parts[i].length)
+                        used += operation.parts[i].length
+            return outcome
+        finally:
+            if moves != few:
+                free(moves)
+
+    cdef int run_registered(self, Lane lane, Operation *operation, bint inward, int64_t deadline) except -3:
+        """Move each part from or to where it is, cut to what one work request can carry."""
+        cdef list held = []
+        cdef uint64_t limit = self.peer.max_message, done, pieces = 0
+        cdef Py_ssize_t i, count = 0
+        cdef Move *moves
+        cdef int outcome
+        for i in range(operation.count):
+            pieces += operation.parts[i].length // limit + 1
+        moves = <Move *> malloc(pieces * sizeof(Move))
+        if moves == NULL:
+            raise MemoryError
+        try:
+            for i in range(operation.count):
+                if operation.parts[i].length == 0:
+                    continue
+                registered = self.peer.register(
+                    <object> operation.views[i].obj, <size_t> operation.views[i].buf, operation.parts[i].length
+                )
+                held.append(registered)
+                done = 0
+                while done < operation.parts[i].length:
+                    moves[count].remote = self.base + operation.parts[i].offset + done
+                    moves[count].local = <uint64_t> operation.views[i].buf + done
+                    moves[count].lkey = registered.lkey
+                    moves[count].length = <uint32_t> min(limit, operation.parts[i].length - done)
+                    done += moves[count].length
+                    count += 1
+            with nogil:
+                outcome = lane.move(inward, moves, count, self.rkey, deadline)
+            return outcome
+        finally:
+            free(moves)
+
+
+cdef bint is_scattered(const Operation *operation) noexcept nogil:
+    """Whether the parts are many and small, so that a copy each is less than a registration each."""
+    return operation.count > 1 and operation.length // operation.count <= STAGED_BYTES

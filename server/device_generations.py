@@ -1,0 +1,62 @@
+"""Generation words on the device itself, where other hosts can look at them too.
+
+They follow the superblock. A device is cut into fewer extents than it has words, so that no slab lacks one.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from typing import Final
+
+from farpool.native import cache_lines
+from farpool.native.mapping import Mapping as MemoryMapping
+from farpool.protocol.errors import PoolFull
+from farpool.transports.cxl.superblock import PAGE_BYTES, WORD_BYTES
+
+__all__ = ["DeviceGenerations"]
+
+FIRST_SLOT: Final = PAGE_BYTES // WORD_BYTES
+"""Slots count words from the device's first byte on, where clients begin their mapping; the superblock is before."""
+
+
+class DeviceGenerations:
+    """The mapped words and the slots that are free. Not thread-safe."""
+
+    def __init__(self, header: MemoryMapping, words: int, path: str, *, incoherent: bool) -> None:
+        self.path = path
+        self.nbytes = (FIRST_SLOT + words) * WORD_BYTES
+        self._header = header
+        self._incoherent = incoherent
+        self._words = words
+        self._free = list(range(FIRST_SLOT, FIRST_SLOT + words))
+
+    def restore(self, live: Mapping[int, int]) -> None:
+        """Make every word what *live* (slot to generation) says, and any other zero."""
+        for slot in range(FIRST_SLOT, FIRST_SLOT + self._words):
+            if self.load(slot) != live.get(slot, 0):
+                self.store(slot, live.get(slot, 0))
+        self._free = [slot for slot in range(FIRST_SLOT, FIRST_SLOT + self._words) if slot not in live]
+
+    def take_slot(self) -> int:
+        """Return a free slot; raise ``PoolFull`` if the device is cut into as many slabs as it can be."""
+        if not self._free:
+            raise PoolFull(f"the device holds its limit of {self._words} slabs; free some", limit=self._words)
+        return heapq.heappop(self._free)
+
+    def release_slot(self, slot: int) -> None:
+        """Give a slot back; its word must be zero."""
+        heapq.heappush(self._free, slot)
+
+    def store(self, slot: int, generation: int) -> None:
+        """Set the word of *slot* for every host; 0 says that no slab lives there."""
+        self._header.store(slot * WORD_BYTES, generation)
+        if self._incoherent:
+            cache_lines.flush_memory(self._header, slot * WORD_BYTES, WORD_BYTES)
+
+    def load(self, slot: int) -> int:
+        """Return the word of *slot*, which this server alone writes."""
+        return self._header.load(slot * WORD_BYTES)
+
+    def close(self) -> None:
+        """Do nothing: the arena owns the mapping."""

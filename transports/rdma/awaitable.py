@@ -1,0 +1,195 @@
+"""The awaitable twins of rdma regions: one pipelined queue pair for each event loop of a session."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from farpool.native.rdma_pipeline import SLOT_BYTES, RdmaPipeline
+from farpool.native.rdma_region import RdmaRegion
+from farpool.protocol.errors import DeadlineExceeded, ServerLost, StaleSlab
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ["AwaitablePair", "AwaitableRdmaRegion"]
+
+Submit = Callable[[RdmaPipeline, float], "asyncio.Future[int]"]
+
+MOST_PARTS = 64
+"""Parts of one operation: half of what the queue holds, so that two are in flight."""
+
+REST_SECONDS = 0.01
+
+
+class AwaitablePair:
+    """The session's pipelined queue pair on one event loop; opened when first needed, and again when it was lost.
+
+    *open_pipeline(loop, seconds)* makes one; it is called in a thread, since the control plane is synchronous.
+    """
+
+    def __init__(self, open_pipeline: Callable[[float], Any]) -> None:
+        self._open_pipeline = open_pipeline
+        self._loop = asyncio.get_running_loop()
+        self._opening = asyncio.Lock()
+        self._pipeline: RdmaPipeline | None = None
+
+    def current(self) -> RdmaPipeline | None:
+        """Return the queue pair if it is usable."""
+        return self._pipeline if self._pipeline is not None and not self._pipeline.closed else None
+
+    async def open(self, deadline: float) -> RdmaPipeline:
+        """Return a connected queue pair. Raises ``ServerLost``, ``TransportUnavailable``, ``DeadlineExceeded``."""
+        async with self._opening:
+            if (pipeline := self.current()) is not None:
+                return pipeline
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise DeadlineExceeded("the deadline passed before an RDMA connection was there; raise timeout=")
+            pair, staging = await asyncio.to_thread(self._open_pipeline, left)
+            self._pipeline = RdmaPipeline(pair, staging, self._loop)
+            return self._pipeline
+
+    def close(self) -> None:
+        """Close the queue pair; what is in flight fails with ``ServerLost``. From another thread the loop does it."""
+        pipeline, self._pipeline = self._pipeline, None
+        if pipeline is None or self._loop.is_closed():
+            return
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if running is self._loop or not self._loop.is_running():
+            pipeline.close()
+        else:
+            self._loop.call_soon_threadsafe(pipeline.close)
+
+
+class AwaitableRdmaRegion:
+    """The awaitable twin of one region; it shares the region's key, checks and errors."""
+
+    def __init__(self, region: RdmaRegion, pair: AwaitablePair, timeout: float) -> None:
+        self._region = region
+        self._pair = pair
+        self._timeout = timeout
+
+    def _until(self, timeout: float | None) -> float:
+        return time.monotonic() + (self._timeout if timeout is None else timeout)
+
+    async def _run(self, submit: Submit, deadline: float, *, again: bool) -> int:
+        """Carry one operation to its end; *again* says that it may be done twice."""
+        for attempt in itertools.count(1):
+            future: asyncio.Future[int] | None = None
+            try:
+                pipeline = self._pair.current() or await self._pair.open(deadline)
+                future = submit(pipeline, deadline)
+                return await future
+            except ServerLost as error:
+                if future is not None and error.details.get("begun") and not again:
+                    raise
+            except StaleSlab:
+                if attempt > 1 or future is None:
+                    raise
+            await self._renew(deadline, attempt)
+        raise AssertionError("unreachable")
+
+    async def _renew(self, deadline: float, attempt: int) -> None:
+        if attempt > 2:
+            await asyncio.sleep(max(0.0, min(deadline - time.monotonic(), attempt * REST_SECONDS)))
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise DeadlineExceeded("the server could not be reached again within the deadline; raise timeout=")
+        await asyncio.to_thread(self._region.refresh, left)
+
+    async def _move(self, parts: list[tuple[int, Buffer]], timeout: float | None, *, writes: bool) -> int:
+        """Move all parts, cut into operations that fit a slot; they are in flight together."""
+        self._region.check_parts(parts, writes)
+        deadline = self._until(timeout)
+        batches = list(_batches(parts))
+        if len(batches) == 1:
+            return await self._run(_submit(self._region, batches[0], writes=writes), deadline, again=not writes)
+        tasks = [
+            asyncio.ensure_future(self._run(_submit(self._region, batch, writes=writes), deadline, again=not writes))
+            for batch in batches
+        ]
+        try:
+            return sum(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def read_into(self, buffer: Buffer, offset: int = 0, timeout: float | None = None) -> int:
+        """Fill *buffer* from the slab and return the bytes read."""
+        return await self._move([(offset, buffer)], timeout, writes=False)
+
+    async def read(self, nbytes: int, offset: int = 0, timeout: float | None = None) -> bytes:
+        """Return new bytes from the slab."""
+        self._region.check_range(offset, nbytes)
+        result = bytearray(nbytes)
+        await self.read_into(result, offset, timeout)
+        return bytes(result)
+
+    async def write(self, buffer: Buffer, offset: int = 0, timeout: float | None = None) -> int:
+        """Copy *buffer* into the slab and return the bytes written."""
+        return await self._move([(offset, buffer)], timeout, writes=True)
+
+    async def readv(self, parts: Iterable[tuple[int, Buffer]], timeout: float | None = None) -> int:
+        """Fill many buffers in one batch and return the bytes read."""
+        return await self._move(list(parts), timeout, writes=False)
+
+    async def writev(self, parts: Iterable[tuple[int, Buffer]], timeout: float | None = None) -> int:
+        """Write many buffers in one batch and return the bytes written."""
+        return await self._move(list(parts), timeout, writes=True)
+
+    async def _word(
+        self, code: str, offset: int, length: int, operand: int, timeout: float | None, *, again: bool = False
+    ) -> int:
+        region = self._region
+        return await self._run(
+            lambda line, until: line.word(region, code, offset, length, operand, until),
+            self._until(timeout),
+            again=again,
+        )
+
+    async def load(self, offset: int, timeout: float | None = None) -> int:
+        """Return the aligned word at *offset*."""
+        return await self._word("load", offset, 0, 0, timeout, again=True)
+
+    async def store(self, offset: int, value: int, timeout: float | None = None) -> None:
+        """Set the aligned word at *offset*."""
+        await self._word("store", offset, 0, value, timeout)
+
+    async def fetch_add(self, offset: int, value: int, timeout: float | None = None) -> int:
+        """Add *value* to the aligned word at *offset* atomically; return the old value."""
+        return await self._word("fetch_add", offset, 0, value, timeout)
+
+    async def compare_swap(self, offset: int, expected: int, new: int, timeout: float | None = None) -> int:
+        """Set the aligned word at *offset* to *new* if it is *expected*; return the old value."""
+        return await self._word("compare_swap", offset, expected, new, timeout)
+
+    async def close(self) -> None:
+        """Let go of the slab."""
+        self._region.close()
+
+
+def _submit(region: RdmaRegion, parts: list[tuple[int, Buffer]], *, writes: bool) -> Submit:
+    return lambda pipeline, deadline: pipeline.move(region, parts, writes, deadline)
+
+
+def _batches(parts: list[tuple[int, Buffer]]) -> Iterable[list[tuple[int, Buffer]]]:
+    """Cut *parts* into operations of at most a slot's bytes and ``MOST_PARTS`` parts; at least one."""
+    batch: list[tuple[int, Buffer]] = []
+    room = SLOT_BYTES
+    for offset, buffer in parts:
+        whole = memoryview(buffer).cast("B")
+        for start in range(0, max(whole.nbytes, 1), SLOT_BYTES):
+            piece = whole[start : start + SLOT_BYTES]
+            if batch and (piece.nbytes > room or len(batch) == MOST_PARTS):
+                yield batch
+                batch, room = [], SLOT_BYTES
+            batch.append((offset + start, piece))
+            room -= piece.nbytes
+    yield batch

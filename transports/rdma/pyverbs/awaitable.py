@@ -1,0 +1,90 @@
+"""The awaitable twins of pyverbs regions: each operation in a thread, on memory that the caller does not see.
+
+A cancelled operation goes on in its thread until it is done or late, and touches nothing of the caller's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from farpool.native.remote_region import RemoteRegion
+
+__all__ = ["AwaitablePyverbsRegion"]
+
+T = TypeVar("T")
+
+
+class AwaitablePyverbsRegion:
+    """The awaitable twin of one region."""
+
+    def __init__(self, region: RemoteRegion, timeout: float) -> None:
+        self._region = region
+        self._timeout = timeout
+
+    async def _run(self, call: Callable[[float], T], timeout: float | None) -> T:
+        """Do *call* in a thread; the time that it waits for one counts."""
+        deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
+        return await asyncio.to_thread(lambda: call(max(0.0, deadline - time.monotonic())))
+
+    async def read_into(self, buffer: Buffer, offset: int = 0, timeout: float | None = None) -> int:
+        """Fill *buffer* from the slab and return the bytes read."""
+        return await self.readv([(offset, buffer)], timeout)
+
+    async def read(self, nbytes: int, offset: int = 0, timeout: float | None = None) -> bytes:
+        """Return new bytes from the slab."""
+        self._region.check_range(offset, nbytes)
+        return await self._run(lambda left: self._region.read(nbytes, offset, left), timeout)
+
+    async def write(self, buffer: Buffer, offset: int = 0, timeout: float | None = None) -> int:
+        """Copy *buffer* into the slab and return the bytes written."""
+        return await self.writev([(offset, buffer)], timeout)
+
+    async def readv(self, parts: Iterable[tuple[int, Buffer]], timeout: float | None = None) -> int:
+        """Fill many buffers in one batch and return the bytes read."""
+        wanted = list(parts)
+        self._region.check_parts(wanted, writes=False)
+        targets = [_bytes_of(buffer) for _, buffer in wanted]
+        private = [(offset, bytearray(target.nbytes)) for (offset, _), target in zip(wanted, targets, strict=True)]
+        nbytes = await self._run(lambda left: self._region.readv(private, left), timeout)
+        for target, (_, data) in zip(targets, private, strict=True):
+            target[:] = data
+        return nbytes
+
+    async def writev(self, parts: Iterable[tuple[int, Buffer]], timeout: float | None = None) -> int:
+        """Write many buffers in one batch and return the bytes written."""
+        wanted = list(parts)
+        self._region.check_parts(wanted, writes=True)
+        private = [(offset, bytes(buffer)) for offset, buffer in wanted]
+        return await self._run(lambda left: self._region.writev(private, left), timeout)
+
+    async def load(self, offset: int, timeout: float | None = None) -> int:
+        """Return the aligned word at *offset*."""
+        return await self._run(lambda left: self._region.load(offset, left), timeout)
+
+    async def store(self, offset: int, value: int, timeout: float | None = None) -> None:
+        """Set the aligned word at *offset*."""
+        await self._run(lambda left: self._region.store(offset, value, left), timeout)
+
+    async def fetch_add(self, offset: int, value: int, timeout: float | None = None) -> int:
+        """Add *value* to the aligned word at *offset* atomically; return the old value."""
+        return await self._run(lambda left: self._region.fetch_add(offset, value, left), timeout)
+
+    async def compare_swap(self, offset: int, expected: int, new: int, timeout: float | None = None) -> int:
+        """Set the aligned word at *offset* to *new* if it is *expected*; return the old value."""
+        return await self._run(lambda left: self._region.compare_swap(offset, expected, new, left), timeout)
+
+    async def close(self) -> None:
+        """Let go of the slab."""
+        self._region.close()
+
+
+def _bytes_of(buffer: Buffer) -> memoryview:
+    """Return *buffer* as plain bytes; an empty array of several dimensions has no such view."""
+    view = memoryview(buffer)
+    return view.cast("B") if view.nbytes else memoryview(bytearray())

@@ -1,0 +1,183 @@
+"""The server half of rdma: protection domains, memory regions and queue pairs; no part in any operation.
+
+One protection domain a tenant, one memory region for each (slab, tenant, access), so that a key opens one slab to one
+tenant. Revoking a slab deregisters its regions: the device refuses the keys from then on. Ending a session destroys
+its queue pairs. Queue pairs are capped, and looked through on a timer, so that failed ones do not add up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Final
+
+from farpool.protocol.errors import InvalidArgument, TransportUnavailable
+from farpool.transports.contract import Mode, ServedSession, ServedSlab, ServerContext
+from farpool.transports.rdma import binding as bindings
+from farpool.transports.rdma.binding import Binding, VerbsDomain, VerbsMemory, VerbsPair
+from farpool.transports.rdma.handshake import connect_pair, decode_end, describe_end
+from farpool.transports.rdma.ports import Port, open_port
+
+__all__ = ["RdmaServer"]
+
+PAIRS_A_SESSION: Final = 8
+"""A client that connects more has lost the older ones: the oldest is destroyed."""
+
+PAIRS_IN_ALL: Final = 16384
+RECLAIM_SECONDS: Final = 5.0
+
+_SETTINGS = {"device", "port", "gid_index", "mtu", "verbs", "max_queue_pairs"}
+
+
+class RdmaServer:
+    """Registers slabs and connects queue pairs. All calls come from the event loop's thread."""
+
+    def __init__(self) -> None:
+        self._binding: Binding | None = None
+        self._port: Port | None = None
+        self._context: ServerContext | None = None
+        self._domains: dict[str, VerbsDomain] = {}
+        self._pairs: dict[int, list[VerbsPair]] = {}
+        self._regions: dict[int, dict[tuple[str, Mode], tuple[VerbsMemory, set[int]]]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._most_pairs = PAIRS_IN_ALL
+        self._counts = {"connected": 0, "reclaimed": 0, "registered": 0}
+
+    async def start(self, context: ServerContext) -> None:
+        """Open the device; raise ``TransportUnavailable`` with what would mend it."""
+        settings = context.settings
+        unknown = set(settings) - _SETTINGS
+        if unknown:
+            raise InvalidArgument(
+                f"rdma has no setting {', '.join(sorted(unknown))}; it knows {', '.join(sorted(_SETTINGS))}"
+            )
+        self._binding = bindings.load(str(settings.get("verbs", bindings.DEFAULT_BINDING)))
+        self._port = open_port(self._binding, settings)
+        limits = self._port.device.limits()
+        self._most_pairs = min(int(settings.get("max_queue_pairs", PAIRS_IN_ALL)), limits["max_qp"])
+        self._context = context
+        self._timer = context.loop.call_later(RECLAIM_SECONDS, self._reclaim)
+        context.report("rdma device", {"device": self._port.describe()})
+
+    async def stop(self) -> None:
+        """Close the device, and what was made from it first."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for pairs in self._pairs.values():
+            for pair in pairs:
+                pair.close()
+        self._pairs.clear()
+        for regions in self._regions.values():
+            for memory, _ in regions.values():
+                memory.close()
+        self._regions.clear()
+        for domain in self._domains.values():
+            domain.close()
+        self._domains.clear()
+        if self._port is not None:
+            self._port.device.close()
+            self._port = None
+
+    def _opened(self) -> tuple[Binding, Port]:
+        if self._binding is None or self._port is None:
+            raise TransportUnavailable("rdma is not started on this server")
+        return self._binding, self._port
+
+    def offer(self) -> Mapping[str, Any]:
+        """Return how the server is reached, for people; addresses are exchanged when a client connects."""
+        _, port = self._opened()
+        return {"port": port.describe(), "atomics": port.atomics}
+
+    def _domain(self, tenant: str) -> VerbsDomain:
+        binding, port = self._opened()
+        domain = self._domains.get(tenant)
+        if domain is None:
+            domain = self._domains[tenant] = binding.domain(port.device)
+        return domain
+
+    def negotiate(self, session: ServedSession, params: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Make a queue pair for *session*, connect it to the client's, and return our end."""
+        binding, port = self._opened()
+        peer = decode_end(params)
+        mine = self._pairs.setdefault(session.id, [])
+        while len(mine) >= PAIRS_A_SESSION:
+            self._close_pair(mine.pop(0))
+        if sum(map(len, self._pairs.values())) >= self._most_pairs:
+            self._reclaim_failed()
+        if sum(map(len, self._pairs.values())) >= self._most_pairs:
+            raise TransportUnavailable(
+                f"all {self._most_pairs} queue pairs of this server are in use; "
+                "raise rdma's max_queue_pairs, or close sessions"
+            )
+        pair = binding.pair(self._domain(session.tenant), depth=1, max_inline=0)
+        try:
+            atomic = binding.ATOMIC if port.atomics else 0
+            connect_pair(pair, port, peer, binding.READ | binding.WRITE | atomic)
+        except BaseException:
+            pair.close()
+            raise
+        mine.append(pair)
+        self._counts["connected"] += 1
+        return describe_end(pair, port)
+
+    def _close_pair(self, pair: VerbsPair) -> None:
+        pair.close()
+        self._counts["reclaimed"] += 1
+
+    def _reclaim_failed(self) -> None:
+        """Destroy the queue pairs that their device has given up."""
+        for pairs in self._pairs.values():
+            for pair in [pair for pair in pairs if pair.failed()]:
+                pairs.remove(pair)
+                self._close_pair(pair)
+
+    def _reclaim(self) -> None:
+        assert self._context is not None
+        self._reclaim_failed()
+        self._timer = self._context.loop.call_later(RECLAIM_SECONDS, self._reclaim)
+
+    def publish(self, slab: ServedSlab, session: ServedSession, mode: Mode) -> Mapping[str, Any]:
+        """Register the slab for the session's tenant, and return its key."""
+        binding, port = self._opened()
+        atomics = port.atomics and slab.atomics == "rdma"
+        regions = self._regions.setdefault(slab.id, {})
+        entry = regions.get((session.tenant, mode))
+        if entry is None:
+            access = binding.READ
+            if mode == "rw":
+                access |= binding.LOCAL | binding.WRITE | (binding.ATOMIC if atomics else 0)
+            memory = slab.memory()
+            region = self._domain(session.tenant).register(memory, memory.address, slab.nbytes, access)
+            entry = regions[session.tenant, mode] = region, set()
+            self._counts["registered"] += 1
+        entry[1].add(session.id)
+        return {"address": entry[0].address, "rkey": entry[0].rkey, "atomics": atomics}
+
+    def withdraw(self, slab: ServedSlab, session_id: int) -> None:
+        """Take the slab from one session; the key of a tenant ends with its last session."""
+        regions = self._regions.get(slab.id, {})
+        for key, (memory, sessions) in list(regions.items()):
+            sessions.discard(session_id)
+            if not sessions:
+                memory.close()
+                del regions[key]
+        if not regions:
+            self._regions.pop(slab.id, None)
+
+    def revoke(self, slab: ServedSlab) -> None:
+        """Deregister the slab: the device refuses its keys when this returns."""
+        for memory, _ in self._regions.pop(slab.id, {}).values():
+            memory.close()
+
+    def end_session(self, session_id: int) -> None:
+        """Destroy the session's queue pairs."""
+        for pair in self._pairs.pop(session_id, []):
+            self._close_pair(pair)
+
+    def holders_may_map(self) -> bool:
+        """Return False: clients reach the memory through the device alone."""
+        return False
+
+    def counters(self) -> Mapping[str, int]:
+        """Return what was connected, registered and reclaimed, and the queue pairs that exist now."""
+        return {**self._counts, "queue_pairs": sum(map(len, self._pairs.values()))}
