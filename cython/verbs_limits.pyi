@@ -7,7 +7,7 @@ class BareVerbs:
     of requests with one completion. *nbytes* is the memory that the loops reach.
     """
 
-    def __init__(self, device: str, port: int, gid_index: int, mtu: int, nbytes: int) -> None: ...
+    def __init__(self, device: str, port: int, gid_index: int, nbytes: int) -> None: ...
     def move(
         self, inward: bool, offsets: Buffer, nbytes: int, batch: int, calls: int, samples: Buffer, seconds: float
     ) -> int:

@@ -43,7 +43,7 @@ cdef class BareVerbs:
     cdef MemoryRegion local
     cdef MemoryRegion remote
 
-    def __init__(self, str device not None, int port, int gid_index, int mtu, size_t nbytes):
+    def __init__(self, str device not None, int port, int gid_index, size_t nbytes):
         cdef int access = verbs.LOCAL | verbs.READ | verbs.WRITE | verbs.ATOMIC
         self.device = Device(device, port)
         limits, state = self.device.limits(), self.device.port_state()
@@ -55,7 +55,7 @@ cdef class BareVerbs:
         reads = max(1, min(READS, limits["max_reads_in"], limits["max_reads_out"]))
         for one, other in ((self.near, self.far), (self.far, self.near)):
             one.connect(number=other.number, psn=other.psn, gid=self.device.gid(gid_index), lid=state["lid"],
-                        gid_index=gid_index, mtu=mtu, reads_in=reads, reads_out=reads, remote_access=access)
+                        gid_index=gid_index, mtu=state["mtu"], reads_in=reads, reads_out=reads, remote_access=access)
 
     cdef MemoryRegion map(self, size_t nbytes, int access):
         memory = mmap.mmap(-1, nbytes)

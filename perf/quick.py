@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Final
+from contextlib import closing
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 import farpool
 from farpool import InvalidArgument, NotMappable, Pool, Slab, TransportUnavailable
-from farpool.perf.limit_contenders import MappingLimits, NoLimits, SocketLimits
+from farpool.perf.limit_contenders import MappingLimits, NoLimits, SocketLimits, VerbsLimits
 from farpool.perf.placement import apart_from, cpus_of
 from farpool.perf.raw_socket import RawSocket
+from farpool.perf.rdma_port import RdmaPort, find_port
 from farpool.perf.rounds import Speed, alternate
 from farpool.perf.rows import Row, unavailable
 from farpool.perf.walk import SLAB_NBYTES
 from farpool.perf.workloads import Workload, allocation_workload, data_workloads, numpy_workload
+
+if TYPE_CHECKING:
+    from farpool.native.verbs_limits import BareVerbs
 
 __all__ = ["MOST_SECONDS", "TRANSPORTS", "Progress", "run"]
 
@@ -24,6 +29,7 @@ MOST_SECONDS: Final = 60.0
 """Longest time of one measurement: a round is a fifth of it, and loops in C see Ctrl-C only at its end."""
 EMULATED: Final = frozenset({"cxl"})
 """Arenas are directories of memory files so far: cxl runs on shared memory of this host, not on a device."""
+RDMA: Final = "rdma"
 SOCKETS: Final = frozenset({"tcp"})
 """Transports whose limit is a raw TCP connection."""
 LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -82,11 +88,27 @@ def _workloads(pool: Pool) -> Iterator[Workload]:
     if memory is not None:
         yield numpy_workload(slab, memory)
         yield from data_workloads(slab, MappingLimits(memory))
+    elif pool.transport == RDMA and _is_on_this_host(pool.url) and (port := find_port()) is not None:
+        with closing(_bare_verbs(port)) as bare:
+            yield from data_workloads(slab, VerbsLimits(bare))
     elif pool.transport in SOCKETS and _is_on_this_host(pool.url):
         with RawSocket(cpus_of(pool.stat().pid)) as raw:
             yield from data_workloads(slab, SocketLimits(raw))
     else:
         yield from data_workloads(slab, NoLimits())
+
+
+def _bare_verbs(port: RdmaPort) -> BareVerbs:
+    # Not at the top: builds without libibverbs-dev have no such module, and no rdma to measure either.
+    from farpool.native.verbs_limits import BareVerbs  # noqa: PLC0415
+
+    return BareVerbs(port.device, port.port, port.gid_index, SLAB_NBYTES)
+
+
+def _is_emulated(transport: str) -> bool:
+    """Tell whether the figures say nothing about hardware: shared memory for cxl, soft-RoCE for rdma."""
+    port = find_port() if transport == RDMA else None
+    return transport in EMULATED or (port is not None and port.emulated)
 
 
 def _memory_of(slab: Slab) -> memoryview | None:
@@ -119,7 +141,7 @@ def _measure(pool: Pool, transport: str, workload: Workload, seconds: float) -> 
         gb_s=_gb_s(workload, ours) if workload.moves_bytes else None,
         limit=reached,
         ratio=ratio,
-        emulated=transport in EMULATED,
+        emulated=_is_emulated(transport),
         limit_name=workload.limit.name,
         limit_unit="" if limit is None else "GB/s" if workload.is_bulk else "us",
         server_cpu_s_per_gb=cpu_seconds / moved_gb if workload.is_bulk else None,
