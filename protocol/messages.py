@@ -299,6 +299,8 @@ class Goodbye(Request, frozen=True, kw_only=True):
 
     operation: ClassVar[str] = "goodbye"
     reply: ClassVar[type[Reply]] = Done
+    mapped: list[tuple[int, int]] = []
+    """Slabs, by id and generation, that the process keeps mapped beyond the session: views of them are alive."""
 
 
 OPERATIONS: Final[dict[str, type[Request]]] = {

@@ -236,6 +236,7 @@ class Connection(asyncio.Protocol):
             self._greet(request_id, request)
             return None
         if isinstance(request, Goodbye):
+            self.session.mapped = frozenset(request.mapped)
             self._reply(request_id, Done())
             service.life.sessions.end(self.session, SessionEvent.GOODBYE)
             return None

@@ -256,10 +256,7 @@ class Lifecycle:
         quiet = event in (SessionEvent.GOODBYE, SessionEvent.STOPPED)
         (log.debug if quiet else log.info)("session ended", session=session.id, reason=event.value)
         with self.catalog.together():
-            if event is SessionEvent.DIED or not self.arena.reuses_memory:
-                self._let_go_of_all(session.id)
-            else:
-                self._let_go_of_unmapped(session.id)
+            self._let_go_of_unmapped(session, event)
             ending: list[Slab] = []
             for slab in self.slabs.owned_by(session.id):
                 if slab.ttl is None:
@@ -279,14 +276,26 @@ class Lifecycle:
                 if holder == session_id:
                     self.let_go(slab, session_id, transport)
 
-    def _let_go_of_unmapped(self, session_id: int) -> None:
-        """Let go of what cannot be mapped; no Detach came for the rest, so that its process may store to it."""
-        for slab in self.slabs.held_by(session_id):
+    def _let_go_of_unmapped(self, session: Session, event: SessionEvent) -> None:
+        """Let go of all but what the client's process may still have mapped: no Detach came for that."""
+        for slab in self.slabs.held_by(session.id):
             for holder, transport in list(slab.holders):
-                if holder == session_id and not self.planes.may_map(transport):
-                    self.let_go(slab, session_id, transport)
-                elif holder == session_id:
-                    self.planes.withdraw(transport, slab, session_id)
+                if holder != session.id:
+                    continue
+                if self._stays_mapped(session, event, slab, transport):
+                    self.planes.withdraw(transport, slab, session.id)
+                else:
+                    self.let_go(slab, session.id, transport)
+
+    def _stays_mapped(self, session: Session, event: SessionEvent, slab: Slab, transport: str) -> bool:
+        if event is SessionEvent.DIED or not self.planes.may_map(transport):
+            return False
+        if self.arena.reuses_memory:
+            return True
+        # Pages of a file are nobody else's: without a process to watch, the session's word has to do.
+        if session.pid is None or event is SessionEvent.STOPPED:
+            return False
+        return event is not SessionEvent.GOODBYE or (slab.id, slab.generation) in session.mapped
 
     def _end_some(self, slabs: list[Slab]) -> None:
         with self.catalog.together():

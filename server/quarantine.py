@@ -1,4 +1,4 @@
-"""Ended sessions that may still have extents of a device mapped: nobody gets those before the process is known dead.
+"""Ended sessions that may still have slabs mapped: their bytes are nobody else's before the process is known dead.
 
 A process of this machine is watched (pidfd). One of another host is only ever released by the operator, who knows that
 it is gone: a host that does not answer may store to its mapping at any time. Not thread-safe.
@@ -52,7 +52,7 @@ class Quarantine:
         begun = None if pid is None else process_begun(pid)
         row = QuarantineRow(session_id, pid, begun, boot_id(), host)
         self._catalog.quarantine_session(row)
-        log.warning("extents quarantined", session=session_id, pid=pid, host=host)
+        (log.info if pid is not None else log.warning)("memory quarantined", session=session_id, pid=pid, host=host)
         self.restore(row)
 
     def restore(self, row: QuarantineRow) -> None:
@@ -76,7 +76,7 @@ class Quarantine:
             watch.close()
         self._released(session_id)
         self._catalog.release_session(session_id)
-        log.info("extents released", session=session_id)
+        log.info("memory released", session=session_id)
 
     def close(self) -> None:
         """Stop watching; the catalog remembers. May be called twice."""

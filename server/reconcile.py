@@ -78,10 +78,9 @@ def _holders(
     catalog: Catalog, known: dict[int, SessionRow], arena: Arena, *, same_boot: bool
 ) -> dict[int, list[HolderRow]]:
     """Return by slab who may still have it mapped: nobody on this machine does after its restart."""
-    if arena.reuses_memory:
-        pids = {row.id: row.pid for row in known.values()} | {row.session: row.pid for row in catalog.quarantine()}
-    else:
-        pids = {row.id: row.pid for row in known.values()} if same_boot else {}
+    pids = {row.id: row.pid for row in known.values()} | {row.session: row.pid for row in catalog.quarantine()}
+    if not arena.reuses_memory and not same_boot:
+        pids.clear()
     holders: dict[int, list[HolderRow]] = defaultdict(list)
     for holder in catalog.holders():
         if holder.session in pids and (same_boot or pids[holder.session] is None):

@@ -112,6 +112,7 @@ class Session:
         "host",
         "id",
         "last_seen",
+        "mapped",
         "pid",
         "secret_hash",
         "served",
@@ -138,6 +139,8 @@ class Session:
         self.served: ServedSession | None = None
         """What transports see; None until the client has shown the secret to this server."""
         self.pid: int | None = None
+        self.mapped: frozenset[tuple[int, int]] = frozenset()
+        """Slabs, by id and generation, that its client has said to leave mapped at its goodbye."""
         self.host = ""
         """Where its client is, as an operator would name it; ``""`` is this machine."""
         self.watch: Closeable | None = None
