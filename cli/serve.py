@@ -32,7 +32,8 @@ def serve(
     listen: Annotated[str | None, _setting("--listen", "HOST:PORT", "Control port. Default 127.0.0.1:7700.")] = None,
     unix: Annotated[str | None, _setting("--unix", "PATH", "Control socket. Default: where clients look.")] = None,
     data_listen: Annotated[
-        str | None, _setting("--data-listen", "HOST:PORT", "Port of the tcp transport. Default 127.0.0.1:0.")
+        str | None,
+        _setting("--data-listen", "HOST:PORT", "Port of the tcp transport. Default: on the host of --listen."),
     ] = None,
     transports: Annotated[str | None, _setting("--transports", "NAMES", "What to offer. Default cxl,tcp.")] = None,
     session_timeout: Annotated[

@@ -32,7 +32,7 @@ from farpool.server.notify import notify, notify_reloading
 from farpool.server.peers import ProcessWatch
 from farpool.server.reconcile import reconcile
 from farpool.server.service import PoolService
-from farpool.server.settings import RELOADABLE, ConfigurationError, ServerSettings
+from farpool.server.settings import RELOADABLE, ConfigurationError, ServerSettings, unknown_variables
 from farpool.transports.contract import ServerContext
 
 __all__ = ["Embedding", "serve"]
@@ -106,8 +106,10 @@ class Server:
         """Open the arena, bring back what survived, and listen; the Unix socket has no name yet."""
         settings = self.settings
         _raise_descriptor_limit()
+        if unknown := unknown_variables(os.environ):
+            log.warning("environment variables ignored: no such settings", names=unknown)
         arena = open_arena(settings)
-        self._undo.callback(arena.close)
+        self._undo.callback(self._close_arena, arena)
         arena.use_reserve()
         self._warn_of_room(arena)
         self._unix = UnixListener(settings.unix, settings.socket_bits)
@@ -272,6 +274,11 @@ class Server:
         await self._undo.aclose()
         if self._ready:
             log.info("stopped")
+
+    def _close_arena(self, arena: Arena) -> None:
+        if not self._ready:
+            arena.discard()
+        arena.close()
 
     def _tell(self) -> None:
         if self._told.is_set():

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import re
+import shutil
 import stat
 from pathlib import Path
 from typing import Final, Protocol
@@ -134,6 +135,10 @@ class Arena(Protocol):
         """Give the room that was held back to whatever comes next."""
         ...
 
+    def discard(self) -> None:
+        """Remove the arena if this very object made it, when its server has not come up."""
+        ...
+
     def close(self) -> None:
         """Give the arena up to the next server; slabs stay."""
         ...
@@ -150,12 +155,14 @@ class DirectoryArena:
         self.path = path
         self.control_path = f"{path}/{CONTROL_FOLDER}"
         with contextlib.ExitStack() as undo:
+            made = _made(path)
             self._fd = open_private_folder(path)
             undo.callback(os.close, self._fd)
             self.control_fd = _open_control_folder(path, self._fd)
             undo.callback(os.close, self.control_fd)
             self._lock_fd = lock_folder(path, self.control_fd)
             undo.callback(os.close, self._lock_fd)
+            self._made = made  # and nobody else's now
             self.file_system = file_system_of(os.fstat(self._fd).st_dev)
             huge = self.file_system == "hugetlbfs"
             self.page = os.fstatvfs(self._fd).f_bsize if huge else os.sysconf("SC_PAGESIZE")
@@ -245,6 +252,13 @@ class DirectoryArena:
                     found[int(match[1])] = entry.stat(follow_symlinks=False).st_size
         return found
 
+    def discard(self) -> None:
+        """Remove the directory if we made it, and nothing that somebody else has put there since."""
+        if self._made:
+            shutil.rmtree(self.control_path, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                Path(self.path).rmdir()
+
     def keep_reserve(self) -> bool:
         """Hold some pages back for the catalog of the next start; return whether there was room for them."""
         fd = os.open(RESERVE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.control_fd)
@@ -293,6 +307,15 @@ def file_system_of(device: int) -> str:
         if before.split(" ", 3)[2] == wanted:
             return after.split(" ", 1)[0]
     return ""
+
+
+def _made(path: str) -> bool:
+    """Make the directory; return False if that fails, which :func:`open_private_folder` explains."""
+    try:
+        Path(path).mkdir(mode=0o700)
+    except OSError:
+        return False
+    return True
 
 
 def open_private_folder(path: str, what: str = "arena") -> int:

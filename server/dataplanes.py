@@ -29,7 +29,7 @@ def transport_settings(settings: ServerSettings, name: str) -> Mapping[str, Any]
     """Return the settings that the transport called *name* is started with."""
     own = settings.transport_settings.get(name, {})
     if name == "tcp":
-        return {"listen": settings.data_listen, "threads": settings.data_threads, **own}
+        return {"listen": settings.data_address, "threads": settings.data_threads, **own}
     return own
 
 

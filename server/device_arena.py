@@ -178,6 +178,9 @@ class DeviceArena:
     def use_reserve(self) -> None:
         """Do nothing: there is no reserve."""
 
+    def discard(self) -> None:
+        """Do nothing: the device was there before, and its superblock claims it for the next start too."""
+
     def close(self) -> None:
         """Unlock and close the device. May be called twice."""
         if self._device.fd >= 0:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr, ValidationError, field_validator
+from pydantic import Field, PrivateAttr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings.sources import InitSettingsSource
 
@@ -20,10 +20,13 @@ from farpool.protocol.addresses import default_socket_path, parse_host_port, val
 from farpool.protocol.errors import FarpoolError
 from farpool.protocol.units import parse_size
 
-__all__ = ["RELOADABLE", "ConfigurationError", "ServerSettings", "load_settings"]
+__all__ = ["RELOADABLE", "ConfigurationError", "ServerSettings", "load_settings", "unknown_variables"]
 
 RELOADABLE = ("capacity", "log_level", "session_timeout", "disconnect_grace", "resume_grace", "drain_timeout")
 """Settings that SIGHUP changes in a running server; any other change waits for a restart."""
+
+OTHER_VARIABLES = frozenset({"CONFIG", "CXL_COHERENCE", "DEBUG", "SERVER_EMBEDDED", "START_TIMEOUT", "URL"})
+"""What ``FARPOOL_`` begins too and is no setting of a server: of the command line, the client, and what embeds us."""
 
 Seconds = Annotated[float, Field(gt=0, le=86400.0)]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -70,9 +73,9 @@ class ServerSettings(BaseSettings):
     """Permission bits of the Unix socket, in octal."""
     transports: Annotated[tuple[str, ...], NoDecode] = ("cxl", "tcp")
     """Transports to offer, each by the name of its entry point."""
-    data_listen: str = "127.0.0.1:0"
-    """``HOST:PORT`` of the tcp data plane."""
-    data_threads: int = Field(default=1, ge=1, le=256)
+    data_listen: str = ""
+    """``HOST:PORT`` of the tcp data plane; empty for the host of ``listen`` and a port that the kernel chooses."""
+    data_threads: int = Field(default=1, ge=1, le=64)
     """Reactor threads of the tcp data plane."""
     transport_settings: dict[str, dict[str, Any]] = Field(default_factory=dict[str, dict[str, Any]])
     """Settings of transports by name, handed over as they are."""
@@ -131,8 +134,9 @@ class ServerSettings(BaseSettings):
 
     @field_validator("listen", "data_listen", mode="after")
     @classmethod
-    def _host_port(cls, value: str) -> str:
-        parse_host_port(value)
+    def _host_port(cls, value: str, info: ValidationInfo) -> str:
+        if value or info.field_name == "listen":
+            parse_host_port(value)
         return value
 
     @field_validator("unix", mode="after")
@@ -165,6 +169,11 @@ class ServerSettings(BaseSettings):
     def socket_bits(self) -> int:
         """The permission bits of the Unix socket as a number."""
         return int(self.socket_mode, 8)
+
+    @property
+    def data_address(self) -> str:
+        """Where the tcp data plane listens: who can reach the control plane can reach it too."""
+        return self.data_listen or f"{self.listen.rpartition(':')[0]}:0"
 
     @property
     def heartbeat(self) -> float:
@@ -206,6 +215,13 @@ def load_settings(
         raise ConfigurationError(_explain(error, path, passed, from_file)) from None
     settings.remember(path, passed)
     return settings
+
+
+def unknown_variables(environment: Iterable[str]) -> list[str]:
+    """Return the names in *environment* that look like settings of ours and are none: most often misspelt."""
+    known = {name.upper() for name in ServerSettings.model_fields} | OTHER_VARIABLES
+    ours = [name for name in environment if name.startswith("FARPOOL_")]
+    return sorted(name for name in ours if name.removeprefix("FARPOOL_") not in known)
 
 
 def _read_file(path: Path) -> dict[str, Any]:

@@ -128,6 +128,32 @@ def test_a_used_data_port_is_refused(process: Process) -> None:
     assert "--data-listen" in line
 
 
+def test_a_failed_start_removes_the_arena_that_it_made_and_no_other(process: Process, connect: Connect) -> None:
+    arena = Path(process.values["arena"])
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        process.configure(listen=listen)
+        process.refusal()
+        assert not arena.exists()
+        process.configure(listen="127.0.0.1:0")
+        running = process.start()
+        kept = connect(process.url).ask(Allocate(nbytes=1, lease="persistent"), Attached).slab
+        running.kill()
+        running.wait()
+        process.configure(listen=listen)
+        assert process.launch().wait(60) == 2
+    assert (arena / f"slab-{kept.id}").exists()
+
+
+def test_a_misspelt_variable_is_logged_once(process: Process) -> None:
+    process.environment = {"FARPOOL_CAPASITY": "1GiB", "FARPOOL_URL": "unix:///x"}
+    process.start()
+    lines = [json.loads(line) for line in process.log().splitlines()]
+    (names,) = [line["names"] for line in lines if line["event"].startswith("environment variables ignored")]
+    assert "FARPOOL_CAPASITY" in names
+    assert "FARPOOL_URL" not in names
+
+
 def test_a_second_server_is_refused_on_the_arena_and_on_the_socket(process: Process) -> None:
     running = process.start()
     other = Process(process.folder, Path(process.values["arena"]))

@@ -56,6 +56,13 @@ def test_paths_may_be_paths(tmp_path: Path) -> None:
     assert settings.unix == str(tmp_path / "f.sock")
 
 
+def test_the_data_plane_is_reached_where_the_control_plane_is() -> None:
+    assert load_settings().data_address == "127.0.0.1:0"
+    assert load_settings(None, {"listen": "0.0.0.0:7700"}).data_address == "0.0.0.0:0"
+    assert load_settings(None, {"listen": "[::]:7700"}).data_address == "[::]:0"
+    assert load_settings(None, {"listen": "0.0.0.0:1", "data_listen": "127.0.0.1:2"}).data_address == "127.0.0.1:2"
+
+
 def test_unknown_key_names_file_key_and_known_ones(config: Path) -> None:
     config.write_text("capasity = 1\n")
     with pytest.raises(ConfigurationError) as caught:
@@ -76,6 +83,8 @@ def test_unknown_key_names_file_key_and_known_ones(config: Path) -> None:
         ('socket_mode = "9"', ["socket_mode", "octal"]),
         ('log_level = "loud"', ["log_level", "debug"]),
         ("session_timeout = -1", ["session_timeout", "greater than 0"]),
+        ("data_threads = 65", ["data_threads", "64"]),
+        ('data_listen = "here"', ["data_listen", "HOST:PORT"]),
         ("transports = []", ["transports", "cxl,tcp"]),
         (f'unix = "/{"x" * 120}"', ["unix", "107 bytes"]),
         ('max_sessions = "many"', ["max_sessions", "integer"]),
