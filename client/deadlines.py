@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from time import monotonic
 
 from farpool.protocol.errors import InvalidArgument
+from farpool.protocol.units import shown
 
 __all__ = ["MAX_TIMEOUT", "deadline_after", "parse_timeout", "seconds_left"]
 
@@ -15,8 +17,9 @@ MAX_TIMEOUT = 366 * 86400.0
 def parse_timeout(timeout: object) -> float:
     """Return *timeout* in seconds; raises ``InvalidArgument`` unless it is a number over 0."""
     if isinstance(timeout, (int, float)) and not isinstance(timeout, bool) and timeout > 0:
-        return min(float(timeout), MAX_TIMEOUT)
-    raise InvalidArgument(f"timeout must be seconds, more than 0, not {timeout!r}")
+        with suppress(OverflowError):  # an int that no float can hold
+            return min(float(timeout), MAX_TIMEOUT)
+    raise InvalidArgument(f"timeout must be seconds, more than 0, not {shown(timeout)}")
 
 
 def deadline_after(timeout: float | None, default: float) -> float:

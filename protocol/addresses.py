@@ -56,13 +56,19 @@ def parse_address(url: str) -> Address:
         raise InvalidArgument(f"address {url!r} has no scheme that Farpool knows; {hint}")
     if not parts.hostname or parts.path not in ("", "/") or parts.username is not None:
         raise InvalidArgument(f"address {url!r} must be a host and a port; {hint}")
+    if port == 0:
+        raise InvalidArgument(
+            f"address {url!r} has port 0, where nobody can listen; a server's default is {DEFAULT_PORT}"
+        )
     port = DEFAULT_PORT if port is None else port
     return Address(host=parts.hostname, port=port, tls=parts.scheme == "farpools", options=options)
 
 
 def validate_socket_path(path: str) -> str:
     """Return *path* if a Unix socket can be bound there; raises :class:`InvalidArgument` otherwise."""
-    if not path.startswith("/") or "\0" in path:
+    if "\0" in path:
+        raise InvalidArgument(f"the socket path {path!r} has a NUL character, which no file name can have")
+    if not path.startswith("/"):
         raise InvalidArgument(f"the socket path {path!r} must be absolute")
     if len(path.encode("utf-8", "surrogateescape")) > MAX_SOCKET_PATH_BYTES:
         raise InvalidArgument(

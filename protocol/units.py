@@ -6,7 +6,7 @@ import math
 import operator
 import re
 import unicodedata
-from typing import SupportsIndex, cast
+from typing import Literal, SupportsIndex, cast
 
 from farpool.protocol.errors import InvalidArgument
 
@@ -14,9 +14,12 @@ __all__ = [
     "MAX_NAME_BYTES",
     "MAX_SLAB_BYTES",
     "Lease",
+    "Mode",
     "format_bytes",
     "parse_lease",
+    "parse_mode",
     "parse_size",
+    "shown",
     "validate_name",
 ]
 
@@ -31,8 +34,24 @@ MAX_LEASE_SECONDS = 10 * 365 * 86400.0
 Lease = str | float
 """``"session"``, ``"persistent"`` or a time to live in seconds."""
 
+Mode = Literal["r", "rw"]
+"""Reading only, or reading and writing."""
+
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40, "PIB": 1 << 50}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*\Z", re.ASCII)
+_LONGEST_NUMBER = 400
+"""Digits of a size that are worth reading; Python refuses to convert 4,300 and more."""
+
+_SHOWN_CHARACTERS = 80
+
+
+def shown(value: object) -> str:
+    """Return *value* as an error message shows it: its ``repr``, cut short."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integers of over 4,300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
 def parse_size(value: object, *, what: str = "size") -> int:
@@ -46,28 +65,29 @@ def parse_size(value: object, *, what: str = "size") -> int:
     if isinstance(value, str):
         nbytes = _parse_size_text(value, what)
     elif isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise InvalidArgument(f'{what} must be bytes as an int or a string like "64MiB", not {value!r}')
+        raise InvalidArgument(f'{what} must be bytes as an int or a string like "64MiB", not {shown(value)}')
     else:
         nbytes = operator.index(cast("SupportsIndex", value))
     if nbytes <= 0:
-        raise InvalidArgument(f"{what} must be at least 1 byte, not {value!r}", asked=max(nbytes, -MAX_SLAB_BYTES))
+        raise InvalidArgument(f"{what} must be at least 1 byte, not {shown(value)}", asked=max(nbytes, -MAX_SLAB_BYTES))
     if nbytes >= MAX_SLAB_BYTES:
-        raise InvalidArgument(f"{what} {value!r} is over the limit of 2**62 bytes")
+        raise InvalidArgument(f"{what} {shown(value)} is over the limit of 2**62 bytes")
     return nbytes
 
 
 def _parse_size_text(text: str, what: str) -> int:
     match = _SIZE.match(text)
     scale = _UNITS.get(match[2].upper()) if match else None
-    if match is None or scale is None:
+    if match is None or scale is None or len(match[1]) > _LONGEST_NUMBER:
         raise InvalidArgument(
-            f'{what} {text!r} is not a size; write bytes or a number with a unit: B, KiB, MiB, GiB, TiB, PiB: "64KiB"'
+            f"{what} {shown(text)} is not a size; "
+            'write bytes or a number with a unit: B, KiB, MiB, GiB, TiB, PiB: "64KiB"'
         )
     if "." not in match[1]:
         return int(match[1]) * scale
     nbytes = float(match[1]) * scale
     if not nbytes.is_integer():
-        raise InvalidArgument(f"{what} {text!r} is not a whole number of bytes")
+        raise InvalidArgument(f"{what} {shown(text)} is not a whole number of bytes")
     return int(nbytes)
 
 
@@ -91,7 +111,7 @@ def parse_lease(value: object) -> Lease:
         return str(value)
     seconds = math.nan
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        seconds = float(value)
+        seconds = float(value) if value <= MAX_LEASE_SECONDS else math.inf  # float() refuses 10**400
     elif isinstance(value, str):
         try:
             seconds = float(value.removesuffix("s"))
@@ -99,13 +119,22 @@ def parse_lease(value: object) -> Lease:
             seconds = math.nan
     if not 0 < seconds <= MAX_LEASE_SECONDS:
         raise InvalidArgument(
-            f'lease must be "session", "persistent" or seconds (over 0, at most ten years), not {value!r}'
+            f'lease must be "session", "persistent" or seconds (over 0, at most ten years), not {shown(value)}'
         )
     return seconds
 
 
+def parse_mode(mode: object) -> Mode:
+    """Return *mode*; raises ``InvalidArgument`` unless it is ``"r"`` or ``"rw"``."""
+    if mode == "r":
+        return "r"
+    if mode == "rw":
+        return "rw"
+    raise InvalidArgument(f'mode must be "r" or "rw", not {shown(mode)}')
+
+
 def validate_name(name: object) -> str:
-    """Return *name* if a slab may have it: 1 to 255 UTF-8 bytes, no control characters or surrogates.
+    """Return *name* if a slab may have it: 1 to 255 UTF-8 bytes, no control characters or surrogates, not all digits.
 
     Raises:
         InvalidArgument: anything else.
@@ -120,4 +149,6 @@ def validate_name(name: object) -> str:
         raise InvalidArgument(f"a slab's name has 1 to {MAX_NAME_BYTES} bytes in UTF-8; this one has {len(encoded)}")
     if any(unicodedata.category(character) == "Cc" for character in name):
         raise InvalidArgument(f"name {name!r} has control characters; leave them out")
+    if name.isdecimal():  # the command line takes a slab by name or by id
+        raise InvalidArgument(f"name {name!r} has digits only, as an id has; add a letter, for example {'n' + name!r}")
     return name

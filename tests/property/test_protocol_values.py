@@ -13,6 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.property.profile import PROFILE
 
+from farpool.client.deadlines import parse_timeout
 from farpool.protocol.addresses import Address, fill_host, parse_address, parse_host_port, validate_socket_path
 from farpool.protocol.errors import InvalidArgument
 from farpool.protocol.units import (
@@ -20,6 +21,7 @@ from farpool.protocol.units import (
     MAX_SLAB_BYTES,
     format_bytes,
     parse_lease,
+    parse_mode,
     parse_size,
     validate_name,
 )
@@ -117,8 +119,8 @@ def test_lease_or_a_clear_refusal(value: object) -> None:
 @cases
 @given(name=st.text(max_size=300))
 def test_names(name: str) -> None:
-    allowed = 0 < len(name.encode()) <= MAX_NAME_BYTES and not any(category(letter) == "Cc" for letter in name)
-    if allowed:
+    printable = 0 < len(name.encode()) <= MAX_NAME_BYTES and not any(category(letter) == "Cc" for letter in name)
+    if printable and not name.isdecimal():
         assert validate_name(name) == name
     else:
         with pytest.raises(InvalidArgument):
@@ -132,6 +134,24 @@ def test_names_are_text(value: object) -> None:
         validate_name(value)
 
 
+@cases
+@given(number=st.integers(0))
+def test_a_name_is_never_taken_for_an_id(number: int) -> None:
+    with pytest.raises(InvalidArgument, match="digits"):
+        validate_name(str(number))
+    assert validate_name(f"n{number}") == f"n{number}"
+
+
+@pytest.mark.parametrize("number", [10**400, 10**5000], ids=["unfit-for-a-float", "unfit-for-a-string"])
+def test_numbers_beyond_every_limit(number: int) -> None:
+    for parse in (parse_lease, parse_size, parse_mode, parse_timeout):
+        with pytest.raises(InvalidArgument) as refusal:
+            parse(number)
+        assert len(refusal.value.message) < 250
+    with pytest.raises(InvalidArgument):
+        parse_size("9" * 5000)
+
+
 # Addresses --------------------------------------------------------------------------------------------------
 
 hosts = st.from_regex(r"[a-z][a-z0-9-]{0,20}(\.[a-z]{1,8}){0,2}", fullmatch=True) | st.ip_addresses().map(str)
@@ -139,12 +159,14 @@ paths = st.text(string.ascii_letters + string.digits + "/ %._-é?#", max_size=60
 
 
 @cases
-@given(host=hosts, port=st.integers(0, 65535), tls=st.booleans())
+@given(host=hosts, port=st.integers(1, 65535), tls=st.booleans())
 def test_host_and_port_come_back(host: str, port: int, tls: bool) -> None:
     address = Address(host=host, port=port, tls=tls)
     assert parse_address(str(address)) == address
     shown = f"[{host}]" if ":" in host else host
     assert parse_host_port(f"{shown}:{port}") == (host, port)
+    with pytest.raises(InvalidArgument, match="port 0"):
+        parse_address(f"farpool://{shown}:0")
 
 
 @cases
@@ -170,7 +192,13 @@ def test_address_or_a_clear_refusal(text: str) -> None:
         assert refusal
     else:
         assert bool(address.path) != bool(address.host)
-        assert 0 <= address.port <= 65535
+        assert bool(address.path) or 1 <= address.port <= 65535
+
+
+@pytest.mark.parametrize("url", ["unix:///a\0b", "unix:///a%00b"])
+def test_socket_path_with_a_nul(url: str) -> None:
+    with pytest.raises(InvalidArgument, match="NUL"):
+        parse_address(url)
 
 
 @cases
