@@ -12,27 +12,27 @@ import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Final, ParamSpec, Self, TypeVar
+from typing import Any, Final, Self, TypeVar, TypeVarTuple, Unpack
 
 from farpool.client.attachment import Attachment
-from farpool.client.deadlines import deadline_after
+from farpool.client.deadlines import deadline_after, seconds_left
 from farpool.client.pool import DEFAULT_TIMEOUT, PoolHandle, open_session
 from farpool.client.session import Session
 from farpool.client.signatures import Batch, CompareSwap, FetchAdd, Load, Read, Store, Transfer
-from farpool.client.slab import DATA_METHODS, SlabHandle
+from farpool.client.slab import DATA_METHODS, SlabHandle, keep_error
 from farpool.client.transports import AUTO, Selection
-from farpool.protocol.errors import InvalidArgument
+from farpool.protocol.errors import DeadlineExceeded, InvalidArgument
 from farpool.protocol.messages import ServerStat, SlabInfo
 from farpool.protocol.units import Lease
 from farpool.transports.contract import AwaitableRegion
 
 __all__ = ["Connecting", "Pool", "Slab", "connect"]
 
-P = ParamSpec("P")
+Arguments = TypeVarTuple("Arguments")
 T = TypeVar("T")
 
-THREADS: Final = 4
-"""Control operations of one pool that may wait at once; more of them queue."""
+THREADS: Final = 32
+"""Control operations of one pool that may wait at once; more of them queue, until their deadline at most."""
 
 
 def connect(
@@ -64,12 +64,13 @@ class Connecting:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         assert self._pool is not None
-        await self._pool.close()
+        await self._pool.__aexit__(kind, error, traceback)
 
     async def _connect(self) -> Pool:
+        deadline = deadline_after(self._arguments[2], DEFAULT_TIMEOUT)
         threads = ThreadPoolExecutor(THREADS, thread_name_prefix="farpool-aio")
         try:
-            return Pool(*await _run(threads, _close_opened, open_session, *self._arguments), threads)
+            return Pool(*await _run(threads, deadline, _close_opened, open_session, *self._arguments), threads)
         except BaseException:
             threads.shutdown(wait=False)
             raise
@@ -105,30 +106,33 @@ class Pool(PoolHandle):
         timeout: float | None = None,
     ) -> Slab:
         """Make a slab and attach it; see :meth:`farpool.Pool.allocate`. If cancelled, no slab is left."""
-        return Slab(self, await self._run(_abandon, self._allocate, nbytes, name, lease, atomics, timeout))
+        made = await self._run(self._deadline(timeout), _abandon, self._allocate, nbytes, name, lease, atomics)
+        return Slab(self, made)
 
     async def open(self, slab: str | int, *, mode: str = "rw", timeout: float | None = None) -> Slab:
         """Attach a slab that exists; see :meth:`farpool.Pool.open`."""
-        return Slab(self, await self._run(_close, self._open, slab, mode, timeout))
+        return Slab(self, await self._run(self._deadline(timeout), _close, self._open, slab, mode))
 
     async def allocate_many(
         self, sizes: Iterable[int | str], *, lease: Lease = "session", timeout: float | None = None
     ) -> list[Slab]:
         """Make many slabs; see :meth:`farpool.Pool.allocate_many`."""
-        made = await self._run(_abandon_all, self._allocate_many, list(sizes), lease, timeout)
+        made = await self._run(
+            self._deadline(timeout), self._attachments.abandon, self._allocate_many, list(sizes), lease
+        )
         return [Slab(self, attachment) for attachment in made]
 
     async def free_many(self, slabs: Iterable[Slab], *, timeout: float | None = None) -> None:
         """Free many slabs; see :meth:`farpool.Pool.free_many`."""
-        await self._run(_keep, self._free_many, [slab.attachment for slab in slabs], timeout)
+        await self._run(self._deadline(timeout), _keep, self._free_many, list(slabs))
 
     async def stat(self, *, timeout: float | None = None) -> ServerStat:
         """Return the pool's numbers."""
-        return await self._run(_keep, self._stat, timeout)
+        return await self._run(self._deadline(timeout), _keep, self._stat)
 
     async def slabs(self, *, timeout: float | None = None) -> list[SlabInfo]:
         """Return what is known of every slab that this tenant may see."""
-        return await self._run(_keep, self._slabs, timeout)
+        return await self._run(self._deadline(timeout), _keep, self._slabs)
 
     def close(self) -> Closing:
         """End the session; see :meth:`farpool.Pool.close`. Idempotent.
@@ -147,7 +151,8 @@ class Pool(PoolHandle):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self.close()
+        with keep_error(error):
+            await self.close()
 
     def __del__(self) -> None:
         session: Session | None = getattr(self, "_session", None)
@@ -167,18 +172,25 @@ class Pool(PoolHandle):
 
     async def free(self, attachment: Attachment, timeout: float | None) -> None:
         """Free one slab."""
-        await self._run(_keep, attachment.free, deadline_after(timeout, self._timeout))
+        await self._run(self._deadline(timeout), _keep, attachment.free)
 
     def flush(self) -> None:
         """Tell the server in a thread what was let go."""
         if self._ending is None:
             self._threads.submit(self._session.flush)
 
-    async def _run(self, undo: Callable[[T], None], function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def _run(
+        self,
+        deadline: float,
+        undo: Callable[[T], None],
+        function: Callable[[Unpack[Arguments], float], T],
+        *arguments: *Arguments,
+    ) -> T:
+        """Await *function* of the arguments and the deadline, which counts from now, also while it queues."""
         self._session.check()
         if self._ending is not None:
             raise InvalidArgument("this pool is closed; connect again")
-        return await _run(self._threads, undo, function, *args, **kwargs)
+        return await _run(self._threads, deadline, undo, function, *arguments, deadline)
 
 
 class Slab(SlabHandle):
@@ -237,7 +249,8 @@ class Slab(SlabHandle):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self.close()
+        with keep_error(error):
+            await self.close()
 
 
 # Threads ----------------------------------------------------------------------------------------------------
@@ -245,18 +258,47 @@ class Slab(SlabHandle):
 
 async def _run(
     threads: ThreadPoolExecutor,
+    deadline: float,
     undo: Callable[[T], None],
-    function: Callable[P, T],
-    *args: P.args,
-    **kwargs: P.kwargs,
+    function: Callable[[Unpack[Arguments]], T],
+    *arguments: *Arguments,
 ) -> T:
-    """Await *function* in a thread; if the caller is cancelled, *undo* what it returns later."""
-    future = threads.submit(function, *args, **kwargs)
+    """Await *function* in a thread, and keep its place in the queue of threads until *deadline*.
+
+    Once it runs, the function keeps its own time. If the caller is cancelled, *undo* what it returns later.
+
+    Raises:
+        DeadlineExceeded: no thread was free in time; nothing was done.
+    """
+    future = threads.submit(function, *arguments)
+    expiry = _Expiry(future)
+    timer = asyncio.get_running_loop().call_later(seconds_left(deadline), expiry)
     try:
         return await asyncio.wrap_future(future)
     except asyncio.CancelledError:
+        if expiry.was_the_reason():
+            raise DeadlineExceeded("too many calls of this pool wait for its server; this one was not sent") from None
         future.add_done_callback(lambda done: _undo_result(done, undo))
         raise
+    finally:
+        timer.cancel()
+
+
+class _Expiry:
+    """Takes a call out of the queue of threads if it is still there."""
+
+    def __init__(self, future: Future[Any]) -> None:
+        self._future = future
+        self._task = asyncio.current_task()
+        self._cancels = self._task.cancelling() if self._task is not None else 0
+        self._expired = False
+
+    def __call__(self) -> None:
+        self._expired = self._future.cancel()
+
+    def was_the_reason(self) -> bool:
+        """Tell whether the call ended by this, and not by somebody who cancelled the caller."""
+        return self._expired and (self._task is None or self._task.cancelling() == self._cancels)
 
 
 def _undo_result(done: Future[T], undo: Callable[[T], None]) -> None:
@@ -282,11 +324,6 @@ def _close(attachment: Attachment) -> None:
 
 def _abandon(attachment: Attachment) -> None:
     attachment.abandon()
-
-
-def _abandon_all(attachments: list[Attachment]) -> None:
-    for attachment in attachments:
-        attachment.abandon()
 
 
 def _close_opened(opened: tuple[Session, Selection, float]) -> None:

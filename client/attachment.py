@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from farpool.client.pipeline import Pipeline
 from farpool.client.session import Session
 from farpool.protocol.addresses import fill_host
-from farpool.protocol.errors import FarpoolError, InvalidArgument, RegionInUse, ServerLost
+from farpool.protocol.errors import FarpoolError, InvalidArgument, ReadOnly, RegionInUse, ServerLost
 from farpool.protocol.messages import (
     Allocate,
     Attach,
@@ -35,7 +35,7 @@ from farpool.protocol.messages import (
 )
 from farpool.transports.contract import ClientContext, ClientTransport, Mode, Region, Ticket
 
-__all__ = ["Attachment", "Attachments", "parse_mode"]
+__all__ = ["Attachment", "Attachments"]
 
 Key = tuple[int, int]
 """Id and generation of a slab."""
@@ -46,15 +46,6 @@ def parse_atomics(atomics: str | None) -> str:
     if atomics not in (None, "cpu", "rdma"):
         raise InvalidArgument(f'atomics are "cpu" (cxl and tcp) or "rdma", not {atomics!r}')
     return atomics or ""
-
-
-def parse_mode(mode: object) -> Mode:
-    """Return *mode*; raises ``InvalidArgument`` unless it is ``"r"`` or ``"rw"``."""
-    if mode == "r":
-        return "r"
-    if mode == "rw":
-        return "rw"
-    raise InvalidArgument(f'mode must be "r" or "rw", not {mode!r}')
 
 
 class Attachment:
@@ -106,14 +97,13 @@ class Attachment:
 
         Raises:
             RegionInUse: views of this attachment are alive; nothing was freed.
+            ReadOnly: it is for reading only; nothing was freed.
         """
         self._owner.free(self, deadline)
 
     def abandon(self) -> None:
         """Free a slab that its caller will never see: queued, not waited for."""
-        self.let_go()
-        self._owner.session.part(_free_request(self.key))
-        self._owner.session.flush()
+        self._owner.abandon((self,))
 
 
 class Held(NamedTuple):
@@ -277,8 +267,16 @@ class Attachments:
             raise
         self.revoke(attachment.key)
 
+    def abandon(self, attachments: Iterable[Attachment]) -> None:
+        """Free slabs that their caller will never see: queued, sent together, not waited for."""
+        for attachment in attachments:
+            self.session.part(self._free_request_of(attachment))
+        self.session.flush()
+
     def _free_request_of(self, attachment: Attachment) -> Free:
         """Let go of *attachment*, and return the request that says both: one message instead of two."""
+        if attachment.mode == "r":
+            raise ReadOnly(f'slab {attachment.ticket.label} was opened in mode "r"; open it in mode "rw" to free it')
         detached = self.transport if attachment.withdraw() else ""
         return Free(id=attachment.key[0], generation=attachment.key[1], detached=detached)
 
@@ -291,7 +289,7 @@ class Attachments:
         for attachment in attachments:
             try:
                 requests.append(self._free_request_of(attachment))
-            except RegionInUse as error:
+            except (ReadOnly, RegionInUse) as error:
                 errors.append(error)
         replies = Pipeline(self.session, requests, Done, deadline).run()
         for request, reply in zip(requests, replies, strict=True):
@@ -330,6 +328,12 @@ class Attachments:
                     region.close()
                     self.release(key, serial)
         self._client.close()
+
+    def mapped(self) -> list[Key]:
+        """Return the slabs whose memory views of this process still show."""
+        self.sweep()
+        with self._lock:
+            return list(self._held)
 
     def _regions(self, key: Key) -> list[tuple[int, Region]]:
         with self._lock:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Sequence
 from functools import partial
-from types import TracebackType
-from typing import Self
+from types import NoneType, TracebackType
+from typing import NoReturn, Self, SupportsIndex
 
-from farpool.client.attachment import Attachment, Attachments, client_context, parse_atomics, parse_mode
+from farpool.client.attachment import Attachment, Attachments, client_context, parse_atomics
 from farpool.client.deadlines import deadline_after, parse_timeout
 from farpool.client.dialing import find_address
 from farpool.client.session import GOODBYE_SECONDS, Session
-from farpool.client.slab import Slab
+from farpool.client.slab import Slab, SlabHandle, keep_error
 from farpool.client.transports import AUTO, Selection, TransportReport, select_transport
 from farpool.protocol.errors import InvalidArgument
 from farpool.protocol.messages import Allocate, Listing, Open, ServerStat, SlabInfo, SlabList, Stat
-from farpool.protocol.units import MAX_SLAB_BYTES, Lease, parse_lease, parse_size, validate_name
+from farpool.protocol.units import MAX_SLAB_BYTES, Lease, parse_lease, parse_mode, parse_size, shown, validate_name
 
 __all__ = ["DEFAULT_TIMEOUT", "Pool", "PoolHandle", "connect", "open_session"]
 
@@ -79,8 +79,13 @@ class PoolHandle:
         state = "closed" if self.closed else "open"
         return f"<{self._label} {self.url} over {self.transport}, {state}>"
 
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise TypeError(
+            f"a {self._label} is one session of one process: it is neither copied nor pickled; connect again"
+        )
+
     def _allocate(
-        self, nbytes: int | str, name: str | None, lease: Lease, atomics: str | None, timeout: float | None
+        self, nbytes: int | str, name: str | None, lease: Lease, atomics: str | None, deadline: float
     ) -> Attachment:
         request = Allocate(
             nbytes=parse_size(nbytes),
@@ -89,9 +94,9 @@ class PoolHandle:
             transport=self.transport,
             atomics=parse_atomics(atomics),
         )
-        return self._attachments.allocate(request, self._deadline(timeout))
+        return self._attachments.allocate(request, deadline)
 
-    def _open(self, slab: str | int, mode: str, timeout: float | None) -> Attachment:
+    def _open(self, slab: str | int, mode: str, deadline: float) -> Attachment:
         wanted = parse_mode(mode)
         if isinstance(slab, str):
             request = Open(name=validate_name(slab), mode=wanted, transport=self.transport)
@@ -101,24 +106,23 @@ class PoolHandle:
             raise InvalidArgument(f"a slab's id is a number over 0, not {slab}")
         else:
             request = Open(id=slab, mode=wanted, transport=self.transport)
-        return self._attachments.open(request, wanted, self._deadline(timeout))
+        return self._attachments.open(request, wanted, deadline)
 
-    def _allocate_many(self, sizes: Iterable[int | str], lease: Lease, timeout: float | None) -> list[Attachment]:
+    def _allocate_many(self, sizes: Iterable[int | str], lease: Lease, deadline: float) -> list[Attachment]:
         parsed = parse_lease(lease)
         requests = [Allocate(nbytes=parse_size(nbytes), lease=parsed, transport=self.transport) for nbytes in sizes]
-        return self._attachments.allocate_many(requests, self._deadline(timeout))
+        return self._attachments.allocate_many(requests, deadline)
 
-    def _free_many(self, attachments: Sequence[Attachment], timeout: float | None) -> None:
-        self._attachments.free_many(attachments, self._deadline(timeout))
+    def _free_many(self, slabs: Iterable[SlabHandle], deadline: float) -> None:
+        self._attachments.free_many([_attachment_of(slab) for slab in slabs], deadline)
 
     def _deadline(self, timeout: float | None) -> float:
         return deadline_after(timeout, self._timeout)
 
-    def _stat(self, timeout: float | None) -> ServerStat:
-        return self._session.call(Stat(), ServerStat, self._deadline(timeout))
+    def _stat(self, deadline: float) -> ServerStat:
+        return self._session.call(Stat(), ServerStat, deadline)
 
-    def _slabs(self, timeout: float | None) -> list[SlabInfo]:
-        deadline = self._deadline(timeout)
+    def _slabs(self, deadline: float) -> list[SlabInfo]:
         found: list[SlabInfo] = []
         more = True
         while more:
@@ -132,11 +136,13 @@ class PoolHandle:
         """Close all that is open, and wait at most *patience* seconds for the server's answer."""
         if self._session.closed:
             return
-        try:
-            if not self._session.forked:
-                self._attachments.close()
-        finally:  # a transport of somebody else's may fail to close; the session ends all the same
+        if self._session.forked:
             self._session.close(patience)
+            return
+        try:
+            self._attachments.close()
+        finally:  # a transport of somebody else's may fail to close; the session ends all the same
+            self._session.close(patience, self._attachments.mapped())
 
 
 class Pool(PoolHandle):
@@ -171,7 +177,7 @@ class Pool(PoolHandle):
             InvalidArgument: a size, name or lease that cannot be.
             ServerLost: the server went away meanwhile; whether a slab was made is unknown.
         """
-        return Slab(self, self._allocate(nbytes, name, lease, atomics, timeout))
+        return Slab(self, self._allocate(nbytes, name, lease, atomics, self._deadline(timeout)))
 
     def open(self, slab: str | int, *, mode: str = "rw", timeout: float | None = None) -> Slab:
         """Attach a slab that exists, by name or id; *mode* ``"r"`` allows reading only.
@@ -179,27 +185,28 @@ class Pool(PoolHandle):
         Raises:
             SlabNotFound: there is none of that name or id.
         """
-        return Slab(self, self._open(slab, mode, timeout))
+        return Slab(self, self._open(slab, mode, self._deadline(timeout)))
 
     def allocate_many(
         self, sizes: Iterable[int | str], *, lease: Lease = "session", timeout: float | None = None
     ) -> list[Slab]:
         """Make many slabs without names; the requests are pipelined. If one cannot be made, none is kept."""
-        return [Slab(self, attachment) for attachment in self._allocate_many(sizes, lease, timeout)]
+        made = self._allocate_many(sizes, lease, self._deadline(timeout))
+        return [Slab(self, attachment) for attachment in made]
 
     def free_many(self, slabs: Iterable[Slab], *, timeout: float | None = None) -> None:
         """Free many slabs; the requests are pipelined. All are tried; then the first error is raised."""
-        self._free_many([slab.attachment for slab in slabs], timeout)
+        self._free_many(slabs, self._deadline(timeout))
 
     # Looking ------------------------------------------------------------------------------------------------
 
     def stat(self, *, timeout: float | None = None) -> ServerStat:
         """Return the pool's numbers: bytes, slabs, sessions, transports."""
-        return self._stat(timeout)
+        return self._stat(self._deadline(timeout))
 
     def slabs(self, *, timeout: float | None = None) -> list[SlabInfo]:
         """Return what is known of every slab that this tenant may see, in the order of their ids."""
-        return self._slabs(timeout)
+        return self._slabs(self._deadline(timeout))
 
     # The end ------------------------------------------------------------------------------------------------
 
@@ -216,7 +223,8 @@ class Pool(PoolHandle):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        with keep_error(error):
+            self.close()
 
     def __del__(self) -> None:
         session: Session | None = getattr(self, "_session", None)
@@ -226,6 +234,12 @@ class Pool(PoolHandle):
             warnings.warn(f"{self!r} was never closed; use a with block", ResourceWarning, source=self, stacklevel=2)
         finally:
             self._end(patience=0.0)
+
+
+def _attachment_of(slab: object) -> Attachment:
+    if isinstance(slab, SlabHandle):
+        return slab.attachment
+    raise InvalidArgument(f"free_many takes slabs, not {shown(slab)}; open one by its name or id first")
 
 
 def connect(
@@ -255,6 +269,8 @@ def open_session(
     url: str | None, transport: str, timeout: float, tenant: str | None
 ) -> tuple[Session, Selection, float]:
     """Open a session and choose its transport: what a pool and its awaitable twin are made of."""
+    if not isinstance(tenant, (str, NoneType)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidArgument(f"a tenant is a name, or None for the server's default, not {shown(tenant)}")
     session = Session(find_address(url), tenant)
     default = parse_timeout(timeout)
     try:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -63,6 +63,9 @@ GOODBYE_SECONDS: Final = 1.0
 
 LEAST_SECONDS: Final = 0.1
 """How long a Goodbye may take to leave, however little time there is."""
+
+MAX_MAPPED: Final = 3000
+"""Slabs that one Goodbye can name: at most 19 bytes each, in a request of 64 KiB."""
 
 
 @dataclass(slots=True)
@@ -268,8 +271,12 @@ class Session:
 
     # The end ------------------------------------------------------------------------------------------------
 
-    def close(self, timeout: float = GOODBYE_SECONDS) -> None:
-        """Say Goodbye, wait at most *timeout* seconds for its reply, and close. Idempotent; never raises."""
+    def close(self, timeout: float = GOODBYE_SECONDS, mapped: Sequence[tuple[int, int]] = ()) -> None:
+        """Say Goodbye, wait at most *timeout* seconds for its reply, and close. Idempotent; never raises.
+
+        *mapped* are the slabs, by id and generation, that live views show. If they are too many to name, nothing
+        is said: the server keeps the bytes of a session that ends so until the process is gone.
+        """
         if self._closed:
             return
         self._closed = True
@@ -280,10 +287,10 @@ class Session:
             connection.channel.close()
             return
         try:
-            if connection.usable:
+            if connection.usable and len(mapped) <= MAX_MAPPED:
                 deadline = time.monotonic() + timeout
                 connection.settle(deadline - timeout / 2)
-                call = connection.begin(Goodbye(), max(deadline, time.monotonic() + LEAST_SECONDS))
+                call = connection.begin(Goodbye(mapped=list(mapped)), max(deadline, time.monotonic() + LEAST_SECONDS))
                 connection.finish(call, Done, deadline)
         except FarpoolError:
             pass  # the server sees the connection end

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from math import prod
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, NoReturn, Self, SupportsIndex
 
 from farpool.client.attachment import Attachment
 from farpool.client.deadlines import deadline_after
 from farpool.client.signatures import Batch, CompareSwap, FetchAdd, Load, Read, Store, Sync, Transfer, View
-from farpool.protocol.errors import InvalidArgument, OutOfBounds
+from farpool.protocol.errors import InvalidArgument, OutOfBounds, RegionInUse
 from farpool.protocol.messages import SlabInfo
 from farpool.protocol.units import Lease, parse_size
 from farpool.transports.contract import Mode
@@ -18,7 +19,7 @@ from farpool.transports.contract import Mode
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["DATA_METHODS", "Slab", "SlabHandle"]
+__all__ = ["DATA_METHODS", "Slab", "SlabHandle", "keep_error"]
 
 DATA_METHODS = {
     "read_into": "``read_into(buffer, offset=0, timeout=None)``: fill *buffer*; return the bytes read.",
@@ -39,7 +40,7 @@ DATA_METHODS = {
 MAPPED_METHODS = {
     "flush": "``flush(offset=0, nbytes=None)``: make our stores visible to other hosts.",
     "invalidate": "``invalidate(offset=0, nbytes=None)``: make other hosts' stores visible to our loads.",
-    "view": "``view(offset=0, nbytes=None)``: return the slab's own memory; ``NotMappable`` but on cxl.",
+    "view": "``view(offset=0, nbytes=None)``: the slab's memory, as a memoryview; ``NotMappable`` but on cxl.",
 }
 
 
@@ -146,6 +147,12 @@ class SlabHandle:
         parse_size(cache, what="cache")
         return self.view()
 
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise TypeError(
+            f"a {self._label} is attached by one process: it is neither copied nor pickled; "
+            "pass its name or id, and open it there"
+        )
+
     def __repr__(self) -> str:
         name = f" {self.name!r}" if self.name is not None else ""
         return f"<{self._label}{name} #{self.id} {self.nbytes} bytes {self.mode} over {self.transport}>"
@@ -153,6 +160,7 @@ class SlabHandle:
 
 class Slab(SlabHandle):
     """One attached slab. Thread-safe; a ``with`` block closes it at its end, and the slab itself lives on.
+    A block that an error ends lets that error out, even if views are alive and the slab stays attached.
 
     Offsets and lengths are bytes, ``timeout`` is seconds (None takes the pool's). Buffers are C-contiguous.
     Every data method raises ``StaleSlab`` once the slab was freed, has expired, or the handle is closed;
@@ -191,6 +199,7 @@ class Slab(SlabHandle):
 
         Raises:
             RegionInUse: arrays or views made from this handle are alive; nothing was freed.
+            ReadOnly: this handle is for reading only.
             StaleSlab: it was gone already.
         """
         self.attachment.free(deadline_after(timeout, self.attachment.ticket.timeout))
@@ -209,7 +218,18 @@ class Slab(SlabHandle):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        with keep_error(error):
+            self.close()
+
+
+@contextmanager
+def keep_error(error: BaseException | None) -> Generator[None, None, None]:
+    """Drop a ``RegionInUse`` if *error* ends the block already: what its traceback holds may well be the views."""
+    try:
+        yield
+    except RegionInUse:
+        if error is None:
+            raise
 
 
 def _parse_shape(shape: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, ...]:

@@ -12,8 +12,8 @@ from tests.unit.client.scripted_server import ScriptedServer
 
 import farpool.aio
 from farpool.client import aio
-from farpool.protocol.errors import InvalidArgument, RegionInUse, ServerLost, SlabNotFound, StaleSlab
-from farpool.protocol.messages import Allocate, Detach, Free, Goodbye, Hello, Open
+from farpool.protocol.errors import DeadlineExceeded, InvalidArgument, RegionInUse, ServerLost, SlabNotFound, StaleSlab
+from farpool.protocol.messages import Allocate, Detach, Free, Goodbye, Hello, Open, Stat
 
 MakePool = Callable[[ThreadPoolExecutor], aio.Pool]
 
@@ -139,6 +139,67 @@ async def test_close_ends_calls_that_wait(server: ScriptedServer, make_aio_pool:
     await pool.close()
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
     assert {type(outcome) for outcome in outcomes} <= {ServerLost, InvalidArgument}
+
+
+async def test_deadline_counts_in_the_queue(server: ScriptedServer, make_aio_pool: MakePool) -> None:
+    """A call that finds every thread taken ends at its own deadline, and is never sent."""
+    held = server.hold(Stat)
+    async with make_aio_pool(ThreadPoolExecutor(1)) as pool:
+        first = asyncio.create_task(pool.stat())
+        await in_thread(server.seen, Stat)
+        with pytest.raises(DeadlineExceeded, match="not sent"):
+            await pool.allocate(1, timeout=0.05)
+        assert not first.done()
+        server.answer(*held[0])
+        await first
+        assert not server.slabs
+
+
+async def test_cancelled_in_the_queue(server: ScriptedServer, make_aio_pool: MakePool) -> None:
+    held = server.hold(Stat)
+    async with make_aio_pool(ThreadPoolExecutor(1)) as pool:
+        first = asyncio.create_task(pool.stat())
+        await in_thread(server.seen, Stat)
+        queued = asyncio.create_task(pool.allocate(1))
+        await asyncio.sleep(0)
+        queued.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await queued
+        server.answer(*held[0])
+        await first
+        assert not server.slabs
+
+
+async def test_cancelled_allocate_many_frees_all_in_one_go(server: ScriptedServer, apool: aio.Pool) -> None:
+    held = server.hold(Allocate)
+    waiting = asyncio.create_task(apool.allocate_many([1] * 5, lease="persistent"))
+    await in_thread(server.seen, Allocate, 5)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    for request in held:
+        server.answer(*request)
+    await in_thread(server.seen, Free, 5)
+    assert (await apool.stat()).slabs == 0
+    assert not [request for _, request in server.requests if isinstance(request, Detach)], "Free says both"
+
+
+async def fail_within(slab: aio.Slab) -> None:
+    async with slab:
+        raise KeyError("mine")
+
+
+async def test_error_in_a_block_is_not_replaced(apool: aio.Pool) -> None:
+    slab = await apool.allocate(8)
+    view = slab.view()
+    with pytest.raises(KeyError, match="mine"):
+        await fail_within(slab)
+    view.release()
+
+
+async def test_free_many_of_what_is_no_slab(apool: aio.Pool) -> None:
+    with pytest.raises(InvalidArgument, match="takes slabs"):
+        await apool.free_many([1])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
 
 
 async def test_pool_that_is_dropped_warns_and_ends(server: ScriptedServer, make_aio_pool: MakePool) -> None:

@@ -130,8 +130,8 @@ def test_many_slabs(pool: Pool) -> None:
     assert pool.stat().reclaiming == 0
 
 
-def test_array(shared_server: EmbeddedServer) -> None:
-    with farpool.connect(shared_server.url, transport="cxl") as pool:
+def test_array(own_server: EmbeddedServer) -> None:
+    with farpool.connect(own_server.url, transport="cxl") as pool:
         array = pool.allocate("1MiB", name="array").array("f4", (256, 1024))
         array[3, 4] = 1.5
         assert pool.open("array").read(4, (3 * 1024 + 4) * 4) == array[3, 4].tobytes()
@@ -141,6 +141,8 @@ def test_array(shared_server: EmbeddedServer) -> None:
             slab.free()
         del view
     assert array[3, 4] == 1.5, "the array outlives its pool"
+    with farpool.connect(own_server.url) as other:
+        assert other.stat().reclaiming == 1 << 20, "its bytes are nobody else's while this process may map them"
 
 
 def test_array_over_tcp(shared_server: EmbeddedServer) -> None:
@@ -148,10 +150,10 @@ def test_array_over_tcp(shared_server: EmbeddedServer) -> None:
         pool.allocate(4096).array("u1", 1)
 
 
-def test_array_of_a_freed_slab_is_safe(shared_server: EmbeddedServer) -> None:
-    with farpool.connect(shared_server.url, transport="cxl") as pool:
+def test_array_of_a_freed_slab_is_safe(own_server: EmbeddedServer) -> None:
+    with farpool.connect(own_server.url, transport="cxl") as pool:
         array = pool.allocate(4096, name="orphan").array("u1", 4096)
-        with farpool.connect(shared_server.url) as other:
+        with farpool.connect(own_server.url) as other:
             other.open("orphan").free()
             assert other.stat().reclaiming == 4096, "its pages wait until this process lets go"
         array[0] = 1

@@ -32,6 +32,10 @@ def test_public_name_is_there(name: str) -> None:
     assert name in dir(farpool)
 
 
+def test_nothing_else_is_shown() -> None:
+    assert {name for name in dir(farpool) if not name.startswith("__")} == {*farpool.__all__} - {"__version__"}
+
+
 def test_every_error_is_public() -> None:
     functions = {"from_wire", "out_of_descriptors"}
     assert set(errors.__all__) - functions <= set(farpool.__all__)

@@ -16,6 +16,7 @@ import pytest
 from tests.unit.client.scripted_server import WITHIN, Peer, ScriptedServer
 
 from farpool.client.pool import Pool, connect
+from farpool.client.session import MAX_MAPPED
 from farpool.protocol.errors import (
     DeadlineExceeded,
     InvalidArgument,
@@ -25,8 +26,10 @@ from farpool.protocol.errors import (
     SlabNotFound,
     StaleSlab,
 )
+from farpool.protocol.framing import MAX_REQUEST_BYTES
 from farpool.protocol.messages import (
     Allocate,
+    Detach,
     Free,
     Goodbye,
     Heartbeat,
@@ -36,6 +39,7 @@ from farpool.protocol.messages import (
     Request,
     Stat,
     encode_error,
+    encode_request,
 )
 
 ROUNDS = 200
@@ -357,6 +361,39 @@ def test_close_says_goodbye_once(server: ScriptedServer, pool: Pool) -> None:
     assert len(server.seen(Goodbye)) == 1
     with pytest.raises(InvalidArgument, match="closed"):
         pool.stat()
+
+
+def test_goodbye_names_what_is_still_mapped(server: ScriptedServer, pool: Pool) -> None:
+    """The bytes under a live view stay charged: the slab is named, and not detached."""
+    slab, other = pool.allocate(8), pool.allocate(8)
+    view = slab.view()
+    pool.close()
+    assert server.seen(Goodbye)[0].mapped == [(slab.id, slab.generation)]
+    assert [detach.id for detach in server.seen(Detach)] == [other.id]
+    view.release()
+
+
+def test_more_is_mapped_than_a_goodbye_can_name(
+    server: ScriptedServer, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a Goodbye the server takes all of it for mapped."""
+    monkeypatch.setattr("farpool.client.session.MAX_MAPPED", 1)
+    views = [pool.allocate(8).view() for _ in range(2)]
+    pool.close()
+    server.stop()
+    assert Goodbye not in [type(request) for _, request in server.requests]
+    del views
+
+
+def test_longest_goodbye_fits_a_request() -> None:
+    assert len(encode_request(1 << 62, Goodbye(mapped=[(1 << 62, 1 << 62)] * MAX_MAPPED))) <= MAX_REQUEST_BYTES
+
+
+@pytest.mark.parametrize("tenant", [5, b"default", True])
+def test_tenants_that_cannot_be(server: ScriptedServer, tenant: str) -> None:
+    with pytest.raises(InvalidArgument, match="tenant"):
+        connect(f"unix://{server.path}", tenant=tenant)
+    assert not server.requests
 
 
 def test_close_ends_calls_that_wait(server: ScriptedServer, pool: Pool) -> None:

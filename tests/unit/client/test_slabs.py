@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import inspect
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
 import pytest
@@ -59,7 +62,7 @@ def test_sizes_that_cannot_be(server: ScriptedServer, pool: Pool, nbytes: int) -
     assert not server.slabs
 
 
-@pytest.mark.parametrize("name", ["", "a\nb", "x" * 256, "\udc80", 7])
+@pytest.mark.parametrize("name", ["", "a\nb", "x" * 256, "\udc80", 7, "1"])
 def test_names_that_cannot_be(pool: Pool, name: str) -> None:
     with pytest.raises(InvalidArgument):
         pool.allocate(1, name=name)
@@ -85,6 +88,42 @@ def test_mode(pool: Pool) -> None:
         pool.open(slab.id, mode="w")
     with pytest.raises(SlabNotFound):
         pool.open("b")
+
+
+def test_a_reader_frees_nothing(server: ScriptedServer, pool: Pool) -> None:
+    slab = pool.allocate(8, name="a")
+    reader = pool.open("a", mode="r")
+    with pytest.raises(ReadOnly, match='mode "rw"'):
+        reader.free()
+    with pytest.raises(ReadOnly):
+        pool.free_many([reader])
+    assert reader.read(1) == b"\0"
+    assert slab.id in server.slabs
+    slab.free()
+
+
+def test_free_many_of_what_is_no_slab(pool: Pool) -> None:
+    with pytest.raises(InvalidArgument, match="takes slabs"):
+        pool.free_many([1])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, ForkingPickler.dumps])
+def test_handles_are_neither_copied_nor_pickled(pool: Pool, duplicate: Callable[[object], object]) -> None:
+    for handle, hint in ((pool, "connect again"), (pool.allocate(8), "name or id")):
+        with pytest.raises(TypeError, match=hint):
+            duplicate(handle)
+
+
+def test_error_in_a_block_is_not_replaced(pool: Pool) -> None:
+    slab = pool.allocate(8)
+    view = slab.view()
+    with pytest.raises(KeyError, match="mine"), slab:
+        raise KeyError("mine")
+    assert slab.read(1) == b"\0", "it stays attached"
+    with pytest.raises(RegionInUse), slab:
+        pass
+    view.release()
+    slab.close()
 
 
 # Arrays ---------------------------------------------------------------------------------------------
