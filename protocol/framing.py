@@ -71,7 +71,7 @@ def decode_payload(payload: bytes | memoryview) -> list[Any]:
             max_ext_len=0,
         )
     except (ValueError, _msgpack.UnpackException, RecursionError) as error:
-        raise ProtocolError(f"a control frame is not valid msgpack: {type(error).__name__}: {error}") from None
+        raise ProtocolError(f"a control frame is not valid msgpack") from None
     if not _is_list(message):
         raise ProtocolError(f"a control frame holds {type(message).__name__}, not an array")
     _check_depth(message, MAX_DEPTH)

@@ -57,17 +57,13 @@ SPARE_DESCRIPTORS: Final = 8
 CLOSE_SECONDS: Final = 5.0
 """How long a closing connection may take to read what it was sent."""
 
+HTTP_METHODS: Final = ("GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH")
+
 NOT_OURS: Final = {
-    b"GET ": "an HTTP request",
-    b"POST": "an HTTP request",
-    b"HEAD": "an HTTP request",
-    b"PUT ": "an HTTP request",
-    b"OPTI": "an HTTP request",
-    b"CONN": "an HTTP request",
+    **{f"{method} ".encode()[:4]: "an HTTP request" for method in HTTP_METHODS},
     b"PRI ": "an HTTP/2 request",
     b"SSH-": "an SSH client",
-    b"\x16\x03\x01\x02": "a TLS handshake",
-    b"\x16\x03\x01\x00": "a TLS handshake",
+    b"\x16\x03": "a TLS handshake",
 }
 """First bytes of clients that have the wrong port; all of them announce frames far over the limit."""
 
@@ -138,7 +134,7 @@ class Connection(asyncio.Protocol):
         try:
             payloads = self._decoder.feed(data)
         except ProtocolError as error:
-            self._refuse(NOT_OURS.get(data[:4], str(error)), error)
+            self._refuse(NOT_OURS.get(data[:4]) or NOT_OURS.get(data[:2]) or str(error), error)
             return
         self._backlog.extend(payloads)
         self._work()
@@ -251,7 +247,7 @@ class Connection(asyncio.Protocol):
             return
         service, loop = self._plane.service, self._plane.loop
         try:
-            session, welcome = service.welcome(self, request, self.peer.pid)
+            session, welcome = service.welcome(self, request, self.peer)
         except FarpoolError as error:
             self._fail(request_id, error)
             if not isinstance(error, AuthenticationFailed):

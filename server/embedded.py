@@ -20,8 +20,9 @@ from collections.abc import Generator, Sequence
 from typing import IO, Any, Final
 
 from farpool.protocol.addresses import MAX_SOCKET_PATH_BYTES, parse_address
-from farpool.protocol.errors import FarpoolError, ServerLost
+from farpool.protocol.errors import FarpoolError, InvalidArgument, ServerLost
 from farpool.protocol.units import parse_size
+from farpool.server.settings import ConfigurationError, load_settings
 
 __all__ = ["EmbeddedServer", "serve_embedded"]
 
@@ -52,6 +53,7 @@ def serve_embedded(
     of :class:`~farpool.server.settings.ServerSettings`, for example ``session_timeout=2.0``.
 
     Raises:
+        InvalidArgument: there is no such setting, or its value cannot be right.
         FarpoolError: the server did not start; the message has what it said last.
     """
     order: dict[str, Any] = {
@@ -59,6 +61,10 @@ def serve_embedded(
         "transports": transports if isinstance(transports, str) else list(transports),
         **settings,
     }
+    try:
+        load_settings(None, order, environment=False)
+    except ConfigurationError as error:
+        raise InvalidArgument(error.message) from None
     with contextlib.ExitStack() as undo:
         remove: list[str] = []
         if arena is None:

@@ -39,6 +39,7 @@ from farpool.protocol.units import format_bytes, parse_lease, parse_size, valida
 from farpool.server.catalog import DEFAULT_TENANT
 from farpool.server.deadlines import Clock
 from farpool.server.lifecycle import LONG_BYTES, REVOKED, Lifecycle
+from farpool.server.peers import Peer
 from farpool.server.sessions import Channel, Session, SessionState
 from farpool.server.slabs import Slab
 from farpool.transports.contract import Mode
@@ -46,6 +47,9 @@ from farpool.transports.contract import Mode
 __all__ = ["Limits", "PoolService"]
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("farpool.service")
+
+RESERVED_SESSIONS: Final = 2
+"""Beyond the limit, for local processes of the server's own user: the operator gets in when clients have it all."""
 
 SERVER_NAME: Final = f"farpool/{version('farpool')}"
 
@@ -75,8 +79,8 @@ class PoolService:
         self._clock = clock
         self._started = clock()
 
-    def welcome(self, channel: Channel, hello: Hello, pid: int | None) -> tuple[Session, Welcome]:
-        """Open or resume a session for the client behind *channel*."""
+    def welcome(self, channel: Channel, hello: Hello, peer: Peer) -> tuple[Session, Welcome]:
+        """Open or resume a session for the client behind *channel*, who is *peer*."""
         if hello.protocol != PROTOCOL_VERSION:
             raise ProtocolError(
                 f"the client speaks version {hello.protocol} of the control protocol, this server "
@@ -94,9 +98,10 @@ class PoolService:
         sessions = self.life.sessions
         if hello.resume is not None:
             session = sessions.resume(hello.resume.session, hello.resume.secret, channel)
-            session.pid = pid
+            session.pid = peer.pid
         else:
-            session = self.life.open_session(tenant, channel, self.limits.max_sessions, pid)
+            limit = self.limits.max_sessions + (RESERVED_SESSIONS if peer.uid == os.geteuid() else 0)
+            session = self.life.open_session(tenant, channel, limit, peer.pid)
         assert session.served is not None
         return session, Welcome(
             protocol=PROTOCOL_VERSION,

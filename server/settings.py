@@ -190,9 +190,12 @@ class ServerSettings(BaseSettings):
 
 
 def load_settings(
-    config: str | os.PathLike[str] | None = None, overrides: Mapping[str, Any] | None = None
+    config: str | os.PathLike[str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    environment: bool = True,
 ) -> ServerSettings:
-    """Read the settings: *overrides* (but None), the environment, the file *config*, the defaults.
+    """Read the settings: *overrides* (but None), the *environment* unless False, the file *config*, the defaults.
 
     Raises:
         ConfigurationError: the file cannot be read, has an unknown key, or some value cannot be right.
@@ -206,8 +209,12 @@ def load_settings(
         def settings_customise_sources(
             cls, settings_cls: type[BaseSettings], *args: Any, **kwargs: Any
         ) -> tuple[PydanticBaseSettingsSource, ...]:
-            sources = super().settings_customise_sources(settings_cls, *args, **kwargs)
-            return (*sources, InitSettingsSource(settings_cls, init_kwargs=from_file))
+            passed, variables = super().settings_customise_sources(settings_cls, *args, **kwargs)
+            return (
+                passed,
+                *([variables] if environment else []),
+                InitSettingsSource(settings_cls, init_kwargs=from_file),
+            )
 
     try:
         settings = FileSettings(**passed)
@@ -253,5 +260,5 @@ def _explain(error: ValidationError, path: Path | None, passed: Mapping[str, Any
         source = f"setting {key}"
     if first["type"] == "extra_forbidden":
         return f"{source} is unknown; known are {', '.join(sorted(ServerSettings.model_fields))}"
-    message = first["msg"].removeprefix("Value error, ")
-    return f"{source}: {message} (got {first['input']!r})"
+    message, got = first["msg"].removeprefix("Value error, "), repr(first["input"])
+    return f"{source}: {message.removeprefix(f'{name} ')}" + ("" if got in message else f" (got {got})")

@@ -51,6 +51,8 @@ GARBAGE = {
     "zeros": bytes(64),
     "an HTTP request": b"GET / HTTP/1.1\r\nHost: farpool\r\n\r\n",
     "a TLS handshake": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64),
+    "HTTP of another method": b"DELETE /slabs HTTP/1.1\r\n\r\n",
+    "TLS of another length": b"\x16\x03\x01\x06\xa8\x01\x00\x06\xa4\x03\x03" + bytes(64),
     "an oversized frame": struct.pack("<I", 1 << 31) + b"x" * 100,
     "no msgpack": framed(b"\xc1\xc1\xc1"),
     "no array": framed(b"\x81\xa1a\x01"),
@@ -258,6 +260,15 @@ def test_there_is_a_limit_of_sessions(connect: Connect) -> None:
     with serve_embedded(capacity="1MiB", transports=["tcp"], max_sessions=2) as server:
         first, _ = connect(server.url), connect(server.url)
         with pytest.raises(PermissionDenied, match="limit of 2 sessions"):
-            connect(server.url)
+            connect(server.tcp_url)
         first.ask(Goodbye(), Done)
-        connect(server.url)
+        connect(server.tcp_url)
+
+
+def test_the_operator_gets_in_when_clients_have_all_sessions(connect: Connect) -> None:
+    with serve_embedded(capacity="1MiB", transports=["tcp"], max_sessions=1) as server:
+        connect(server.tcp_url)
+        operators = [connect(server.url) for _ in range(2)]
+        assert operators[0].ask(Stat(), ServerStat).sessions == 3
+        with pytest.raises(PermissionDenied, match="max_sessions"):
+            connect(server.url)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from farpool.protocol.addresses import parse_address
-from farpool.protocol.errors import FarpoolError, ServerLost, StaleSlab
+from farpool.protocol.errors import FarpoolError, InvalidArgument, ServerLost, StaleSlab
 from farpool.protocol.messages import Allocate, Attach, Attached, Detach, Done, Free, Open, ServerStat, Stat
 from farpool.server.embedded import serve_embedded
 
@@ -120,7 +121,8 @@ def test_a_suspended_server_blames_nobody(connect: Connect) -> None:
         client = connect(server.url)
         slab = client.ask(Allocate(nbytes=10), Attached).slab
         server.suspend()
-        time.sleep(2.5)  # longer than the time of silence: the passing of time is what is tested
+        # Longer than the time of silence, in which nothing comes.
+        assert select.select([client.socket], [], [], 2.5) == ([], [], [])
         server.resume()
         assert client.ask(Open(id=slab.id), Attached).slab.id == slab.id
         assert "silence is counted anew" in server.log()
@@ -137,7 +139,26 @@ def test_a_server_that_cannot_start_says_why(memory_folder: Path) -> None:
     with serve_embedded(arena=memory_folder, transports=["tcp"]) as server:
         message = failure_of(arena=memory_folder, transports=["tcp"])
         assert f"in use by the farpool server with pid {server.pid}" in message
-    assert "12XB" in failure_of(capacity="12XB")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"capacity": "12XB"}, "12XB"),
+        ({"capasity": 1}, "capasity is unknown; known are"),
+        ({"session_timeout": "soon"}, "session_timeout: .*number"),
+        ({"data_threads": 65}, "data_threads: .*64"),
+    ],
+)
+def test_settings_that_cannot_be_right_are_refused_at_once(
+    options: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started(*arguments: object, **keywords: object) -> None:
+        pytest.fail("a server was started")
+
+    monkeypatch.setattr(subprocess, "Popen", started)
+    with pytest.raises(InvalidArgument, match=words), serve_embedded(**options):
+        pytest.fail("it started")
 
 
 PARENT = """

@@ -64,12 +64,14 @@ def start(server: EmbeddedServer) -> Iterator[Callable[[str], subprocess.Popen[s
 
 
 def wait_for(client: Any, allocated: int, reclaiming: int) -> None:
+    seen: tuple[int, int] | None = None
     for _ in range(1000):
         stat = client.ask(Stat(), ServerStat)
-        if (stat.allocated, stat.reclaiming) == (allocated, reclaiming):
+        seen = (stat.allocated, stat.reclaiming)
+        if seen == (allocated, reclaiming):
             return
         subprocess.run(["true"], check=True)
-    pytest.fail(f"allocated {stat.allocated}, reclaiming {stat.reclaiming}")
+    assert seen == (allocated, reclaiming)
 
 
 @pytest.mark.parametrize(("end", "mapped"), [("goodbye", 4096), ("eof", 8192)])
