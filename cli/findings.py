@@ -10,6 +10,7 @@ import ctypes
 import os
 import platform
 import resource
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 import farpool
-from farpool.protocol.errors import FarpoolError, ProtocolError, TransportUnavailable
+from farpool.protocol.errors import FarpoolError, ProtocolError, ServerLost, TransportUnavailable
 from farpool.protocol.units import format_bytes
 from farpool.transports.cxl.devices import Device, dax_names, open_device, problem_of
 from farpool.transports.cxl.superblock import PAGE_BYTES, read_superblock
@@ -60,6 +61,7 @@ class Subject:
     timeout: float = 2.0
     sys_root: Path = Path("/sys")
     proc_root: Path = Path("/proc")
+    modules_root: Path = Path("/lib/modules")
 
 
 Check = Callable[[Subject], Iterator[Finding]]
@@ -144,7 +146,7 @@ def _huge_pages(subject: Subject) -> Iterator[Finding]:
     if total:
         yield Finding("huge pages", "ok", f"{total} of {page} reserved")
     else:
-        yield Finding("huge pages", "ok", "none reserved; slabs use small pages", "sysctl vm.nr_hugepages=512")
+        yield Finding("huge pages", "ok", "none reserved; slabs use small pages")
 
 
 @check("userfaultfd")
@@ -217,9 +219,19 @@ def _rdma_devices(subject: Subject) -> Iterator[Finding]:
             level: Level = "ok" if "ACTIVE" in state else "warn"
             yield Finding("rdma devices", level, f"{name} port {port}: {state}")
     if not names:
-        message = "no RDMA device here; software RDMA over Ethernet can stand in"
-        mend = "modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0"
-        yield Finding("rdma devices", "warn", message, mend)
+        mend = _software_rdma(subject)
+        message = "no RDMA device: the rdma transport is not available here"
+        yield Finding("rdma devices", "warn", f"{message}; software can stand in" if mend else message, mend)
+
+
+def _software_rdma(subject: Subject) -> str:
+    """Return what makes a soft-RoCE device, ``""`` where the kernel has none or there is no interface for it."""
+    modules = subject.modules_root / platform.release()
+    lists = [modules / name for name in ("modules.dep", "modules.builtin")]
+    if not any("rdma_rxe.ko" in path.read_text() for path in lists if path.is_file()):
+        return ""
+    wired = [name for name in _entries(subject.sys_root / "class/net") if name != "lo"]
+    return f"modprobe rdma_rxe && rdma link add rxe0 type rxe netdev {wired[0]}" if wired else ""
 
 
 @check("rdma library")
@@ -227,22 +239,34 @@ def _rdma_library(subject: Subject) -> Iterator[Finding]:
     try:
         ctypes.CDLL("libibverbs.so.1")
     except OSError:
-        mend = "apt-get install -y libibverbs1 ibverbs-providers"
-        yield Finding("rdma library", "warn", "libibverbs.so.1 is not installed", mend)
+        message = "libibverbs.so.1 is not installed"
+        if not _has_rdma(subject):
+            yield Finding("rdma library", "ok", f"{message}, and no device needs it")
+            return
+        mend = "apt-get install -y libibverbs1 ibverbs-providers" if shutil.which("apt-get") else ""
+        yield Finding("rdma library", "warn", message, mend)
     else:
         yield Finding("rdma library", "ok", "libibverbs.so.1 loads")
 
 
 @check("locked memory")
 def _locked_memory(subject: Subject) -> Iterator[Finding]:
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft == resource.RLIM_INFINITY:
         yield Finding("locked memory", "ok", "unlimited")
     elif soft >= ENOUGH_LOCKED:
         yield Finding("locked memory", "ok", f"limit {format_bytes(soft)}")
+    elif not _has_rdma(subject):
+        yield Finding("locked memory", "ok", f"limit {format_bytes(soft)}, and no RDMA device needs more")
     else:
         message = f"limit {format_bytes(soft)}: too little to register slabs for rdma; the others need none"
-        yield Finding("locked memory", "warn", message, "ulimit -l unlimited")
+        mend = "ulimit -l unlimited" if hard == resource.RLIM_INFINITY else ""
+        message += "" if mend else "; raise it in /etc/security/limits.conf, LimitMEMLOCK for a service"
+        yield Finding("locked memory", "warn", message, mend)
+
+
+def _has_rdma(subject: Subject) -> bool:
+    return bool(_entries(subject.sys_root / "class/infiniband"))
 
 
 @check("server")
@@ -253,8 +277,11 @@ def _server(subject: Subject) -> Iterator[Finding]:
             yield Finding("server", "ok", f"{stat.server} at {pool.url}, pid {stat.pid}, {stat.state}")
     except TransportUnavailable as error:
         yield Finding("server", "fail", error.message)
-    except FarpoolError as error:
+    except ServerLost as error:
         yield Finding("server", "warn" if subject.url is None else "fail", error.message, "farpool serve")
+        return
+    except FarpoolError as error:  # it is there: stopped, full or of another release
+        yield Finding("server", "fail", error.message)
         return
     for name in transport_names():
         yield _transport(name, subject)

@@ -67,6 +67,10 @@ def get(
 
 def _target(file: Path) -> Path:
     """Return the file to replace, behind all links; ``InvalidArgument`` if it cannot be a regular one."""
+    if str(file) == "-":
+        raise InvalidArgument(
+            'get writes no standard output, since it verifies first; name a file ("./-" for that one)'
+        )
     target = Path(os.path.realpath(file))
     if not target.parent.is_dir():
         raise InvalidArgument(f"there is no directory {str(target.parent)!r} to write to")

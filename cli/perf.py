@@ -45,7 +45,10 @@ def quick(
         ),
     ] = 0.25,
 ) -> None:
-    """Measure the usual operations and sizes; without --url a server is started for it."""
+    """Measure the usual operations and sizes.
+
+    Without --url a server is started for it.
+    """
     names = split_names(transports)
     if not names:
         raise typer.BadParameter(f"--transports {transports!r} names none; write for example cxl,tcp")

@@ -68,13 +68,20 @@ def _open_regular(file: Path) -> FileIO:
         # Without O_NONBLOCK a FIFO that nobody writes to would block for good.
         source = FileIO(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     except FileNotFoundError:
+        if str(file) == "-":
+            raise InvalidArgument(
+                "put reads no standard input: its size is not known; save it to a file first"
+            ) from None
         raise InvalidArgument(f"there is no file {str(file)!r}") from None
     except IsADirectoryError:
         raise InvalidArgument(f"{str(file)!r} is a directory; put stores one file") from None
     facts = os.fstat(source.fileno())
     if stat.S_ISREG(facts.st_mode) and facts.st_size > 0:
         return source
+    made_when_read = stat.S_ISREG(facts.st_mode) and source.read(1) != b""
     source.close()
+    if made_when_read:
+        raise InvalidArgument(f"{str(file)!r} has no size before it is read; copy it to a file first, and put that")
     if stat.S_ISREG(facts.st_mode):
         raise InvalidArgument(f"{str(file)!r} is empty: there is nothing to put")
     raise InvalidArgument(f"{str(file)!r} is no regular file, so its size is not known; save it to a file first")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,19 @@ def test_no_server_fails_only_where_one_was_named(tmp_path: Path, monkeypatch: p
     assert (named.level, named.mend) == ("fail", "farpool serve")
 
 
+def test_a_server_that_does_not_answer_is_not_to_be_started(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "s"))
+        silent.listen()
+        (found,) = run("server", Subject(url=f"unix://{tmp_path}/s", timeout=0.2))
+    assert (found.level, found.mend) == ("fail", "")
+
+
+def test_what_is_fine_needs_no_mending(tmp_path: Path) -> None:
+    found = examine(Subject(url=f"unix://{tmp_path}/none.sock", timeout=0.5))
+    assert [finding for finding in found if finding.level == "ok" and finding.mend] == []
+
+
 def test_doctor_exits_1_when_something_fails(bare: Cli, tmp_path: Path) -> None:
     result = bare("doctor", "--url", f"unix://{tmp_path}/none.sock")
     assert result.code == 1
@@ -51,8 +66,18 @@ def test_rdma_ports_are_listed_with_their_state(tmp_path: Path) -> None:
 
 
 def test_no_devices_are_a_warning(tmp_path: Path) -> None:
-    (rdma,) = run("rdma devices", Subject(sys_root=tmp_path))
-    assert (rdma.level, rdma.mend != "") == ("warn", True)
+    subject = Subject(sys_root=tmp_path, modules_root=tmp_path)
+    (rdma,) = run("rdma devices", subject)
+    assert (rdma.level, rdma.mend) == ("warn", "")
+    modules = tmp_path / platform.release()
+    modules.mkdir()
+    (modules / "modules.dep").write_text("kernel/drivers/infiniband/sw/rxe/rdma_rxe.ko.xz: a.ko\n")
+    (tmp_path / "class/net/lo").mkdir(parents=True)
+    assert [finding.mend for finding in run("rdma devices", subject)] == [""]
+    (tmp_path / "class/net/ens3").mkdir()
+    (rdma,) = run("rdma devices", subject)
+    assert rdma.mend.endswith("type rxe netdev ens3")
+    assert {finding.level for name in ("rdma library", "locked memory") for finding in run(name, subject)} == {"ok"}
     (cxl,) = run("cxl devices", Subject(sys_root=tmp_path))
     assert (cxl.level, cxl.mend) == ("warn", "")
     (tmp_path / "bus/cxl/devices/mem0").mkdir(parents=True)

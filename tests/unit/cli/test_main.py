@@ -43,6 +43,7 @@ CODES = {
     "StaleSlab": 3,
     "TransportUnavailable": 4,
     "UnsuitableBuffer": 1,
+    "WrongAtomicDomain": 1,
 }
 
 

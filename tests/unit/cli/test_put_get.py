@@ -299,3 +299,16 @@ def test_a_server_that_dies_meanwhile_is_code_6_and_leaves_no_file(
         monkeypatch.setattr("farpool.cli.get._write_all", kill)
         assert bare("get", "f", tmp_path / "out", *options).code == 6
     assert [path.name for path in tmp_path.iterdir()] == ["source.bin"]
+
+
+def test_what_put_and_get_do_not_take_is_said(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for command, words in (
+        (("put", "-"), "standard input"),
+        (("get", "1", "-"), "standard output"),
+        (("put", "/proc/version"), "no size before it is read"),
+    ):
+        result = cli(*command)
+        assert (result.code, result.out) == (2, "")
+        assert words in result.err
+    assert list(tmp_path.iterdir()) == []
