@@ -64,6 +64,7 @@ class ClientProcess:
 
     def __init__(self, url: str, transport: str, api: str, timeout: float, nbytes: int = NBYTES) -> None:
         self._unread = b""
+        self._switches: list[str] = []
         arguments = [url, transport, api, str(timeout), str(nbytes)]
         self.process = subprocess.Popen(
             [sys.executable, str(CLIENT), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -114,14 +115,10 @@ class ClientProcess:
             os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def is_waiting(self) -> bool:
-        """Tell whether the process has not run for a moment."""
-
-        def switches() -> list[str]:
-            return [line for line in Path(f"/proc/{self.pid}/status").read_text().splitlines() if "ctxt" in line]
-
-        before = switches()
-        time.sleep(0.1)
-        return switches() == before
+        """Tell whether the process sleeps, and has not run since this was last asked."""
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        before, self._switches = self._switches, [line for line in lines if "ctxt" in line]
+        return self._switches == before and any(line.startswith("State:\tS") for line in lines)
 
     def close(self) -> None:
         """Let the client end in order."""

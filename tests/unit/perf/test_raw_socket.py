@@ -7,6 +7,7 @@ import signal
 import socket
 from array import array
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -36,8 +37,10 @@ def test_contenders_take_turns_on_one_process() -> None:
 
 def test_close_may_be_called_twice() -> None:
     raw = RawSocket()
+    pid = raw.pid
     raw.close()
     raw.close()
+    assert not Path(f"/proc/{pid}").exists()
 
 
 def test_a_killed_process_is_lost() -> None:

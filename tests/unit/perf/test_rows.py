@@ -105,4 +105,7 @@ def test_the_table_is_whole(width: int) -> None:
 
 
 def test_an_empty_table_can_be_drawn() -> None:
-    Console(file=io.StringIO()).print(render([]))
+    text = io.StringIO()
+    Console(file=text, width=120).print(render([]))
+    assert "transport" in text.getvalue()
+    assert "not measured" not in text.getvalue()
