@@ -199,7 +199,7 @@ class Slab(SlabHandle):
 
         Raises:
             RegionInUse: arrays or views made from this handle are alive; nothing was freed.
-            ReadOnly: this handle is for reading only.
+            ReadOnly: this handle is for reading only. The client sees to that; the server lets a tenant free its own.
             StaleSlab: it was gone already.
         """
         self.attachment.free(deadline_after(timeout, self.attachment.ticket.timeout))

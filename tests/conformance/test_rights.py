@@ -94,8 +94,10 @@ def test_reader_closed_spares_the_writer(pool: AnyPool) -> None:
     assert slab.fetch_add(8, 2) == 0
 
 
-def test_reader_may_free(reader: AnySlab, other: AnyPool) -> None:
-    """Rights are a handle's, for its bytes; whether a session may free a slab is its tenant's affair."""
-    reader.free()
+def test_reader_frees_nothing(reader: AnySlab, pool: AnyPool, other: AnyPool) -> None:
+    """A handle's rights cover the slab's life as well; another handle of the session may end it."""
+    with pytest.raises(farpool.ReadOnly, match="to free it"):
+        reader.free()
+    pool.open("read only").free()
     with pytest.raises(farpool.SlabNotFound):
         other.open("read only")
