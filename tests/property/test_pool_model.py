@@ -114,6 +114,8 @@ class PoolMachine(RuleBasedStateMachine):
         errors: tuple[type[Exception], ...] = ()
         if handle.session not in {session.number for session in self.sessions}:
             errors = (farpool.InvalidArgument,)  # its pool is closed
+        elif not handle.writable:
+            errors = (farpool.ReadOnly,)
         elif not handle.model.alive:
             errors = (farpool.StaleSlab, farpool.SlabNotFound)
         if self.attempt(errors, handle.slab.free):
