@@ -87,7 +87,7 @@ def demo(
     """Show a pool at work: two transports on one slab, data verified across them, and a table of speeds."""
     screen = console()
     screen.print("Farpool demo: one server, one slab, two client processes on two transports.\n")
-    with farpool.serve_embedded() as server, farpool.connect(server.url) as pool:
+    with farpool.serve_embedded(transports=quick.TRANSPORTS) as server, farpool.connect(server.url) as pool:
         _step(screen, "server", f"pid {server.pid}, {server.url}")
         _share_one_slab(screen, pool, server.url)
         screen.print()

@@ -68,7 +68,7 @@ def _pool_at(url: str | None) -> Generator[str]:
     if url is not None:
         yield url
         return
-    with farpool.serve_embedded() as server:
+    with farpool.serve_embedded(transports=harness.TRANSPORTS) as server:
         yield server.url
 
 
