@@ -8,6 +8,7 @@ cdef int get_target(object buffer, Py_buffer *view) except -1
 cdef Py_ssize_t as_offset(object offset) except? -1
 cdef uint64_t as_word(object value) except? 0
 cdef uint64_t as_addend(object value) except? 0
+cdef double as_seconds(object timeout) except -1
 cdef int raise_out_of_bounds(Py_ssize_t offset, Py_ssize_t nbytes, Py_ssize_t limit, str label) except -1
 cdef int raise_misaligned(Py_ssize_t offset, str label) except -1
 cdef int raise_read_only(str label) except -1
@@ -15,6 +16,13 @@ cdef int raise_stale(str label) except -1
 cdef int raise_closed(str label) except -1
 cdef int raise_wrong_domain(str label, str theirs, str ours) except -1
 cdef int raise_forked() except -1
+
+
+cdef inline int check_timeout(object timeout) except -1:
+    """Raise ``InvalidArgument`` for a timeout that is none, where none is needed."""
+    if timeout is not None:
+        as_seconds(timeout)
+    return 0
 
 
 cdef inline bint outside(Py_ssize_t offset, Py_ssize_t nbytes, Py_ssize_t limit) noexcept nogil:

@@ -1,6 +1,13 @@
 """The checks that every region makes before a byte moves, and the one wording of what they raise."""
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport (
+    PyBUF_FORMAT,
+    PyBUF_ND,
+    PyBUF_SIMPLE,
+    PyBUF_WRITABLE,
+    PyBuffer_Release,
+    PyObject_GetBuffer,
+)
 from cpython.long cimport PyLong_AsUnsignedLongLong, PyLong_AsUnsignedLongLongMask
 from cpython.number cimport PyNumber_Index
 
@@ -16,12 +23,24 @@ from farpool.protocol.errors import (
 
 cdef extern from "Python.h":
     Py_ssize_t PyNumber_AsSsize_t(object number, void *overflow) except? -1
+    Py_ssize_t PY_SSIZE_T_MAX
+    Py_ssize_t PY_SSIZE_T_MIN
 
+cdef double MAX_SECONDS = 366 * 86400.0     # as in client/deadlines.py; a longer timeout is cut to it
+
+
+# Buffers ------------------------------------------------------------------------------------------------------------
+
+# An array of Python objects is a buffer too, of pointers: bytes read over them crash the process later, and bytes
+# written from them tell its addresses. So the format is asked for, but of the types that have none of their own.
 
 cdef int get_source(object buffer, Py_buffer *view) except -1:
     """Borrow the bytes of *buffer* for reading."""
     try:
-        PyObject_GetBuffer(buffer, view, PyBUF_SIMPLE)
+        if type(buffer) is bytes or type(buffer) is bytearray:
+            PyObject_GetBuffer(buffer, view, PyBUF_SIMPLE)
+        else:
+            get_plain(buffer, view, PyBUF_SIMPLE)
     except (BufferError, ValueError) as error:
         raise InvalidArgument(
             f"the buffer must be C-contiguous ({error}); copy it, for example with numpy.ascontiguousarray"
@@ -36,7 +55,10 @@ cdef int get_source(object buffer, Py_buffer *view) except -1:
 cdef int get_target(object buffer, Py_buffer *view) except -1:
     """Borrow the bytes of *buffer* for writing."""
     try:
-        PyObject_GetBuffer(buffer, view, PyBUF_WRITABLE)
+        if type(buffer) is bytearray:
+            PyObject_GetBuffer(buffer, view, PyBUF_WRITABLE)
+        else:
+            get_plain(buffer, view, PyBUF_WRITABLE)
     except (BufferError, ValueError) as error:
         if is_contiguous(buffer):
             raise UnsuitableBuffer(
@@ -48,6 +70,41 @@ cdef int get_target(object buffer, Py_buffer *view) except -1:
             f"a writable buffer is needed (bytearray, numpy array, ...), not {type(buffer).__name__}"
         ) from None
     return 0
+
+
+cdef int get_plain(object buffer, Py_buffer *view, int flags) except -1:
+    """Borrow the bytes of a buffer that holds no Python objects."""
+    try:
+        PyObject_GetBuffer(buffer, view, flags | PyBUF_ND | PyBUF_FORMAT)
+    except (BufferError, ValueError):
+        # Some have no format that says what they hold (numpy's datetime64), and are bytes all the same.
+        if getattr(getattr(buffer, "dtype", None), "hasobject", False):
+            raise_objects(buffer)
+        PyObject_GetBuffer(buffer, view, flags)
+        return 0
+    if view.format != NULL and names_objects(view.format):
+        PyBuffer_Release(view)
+        raise_objects(buffer)
+    return 0
+
+
+cdef bint names_objects(const char *format) noexcept nogil:
+    """Whether a buffer's format has an ``O`` that is not within the name of a field, as in ``T{i:Offset:}``."""
+    cdef bint in_name = False
+    while format[0]:
+        if format[0] == b":":
+            in_name = not in_name
+        elif format[0] == b"O" and not in_name:
+            return True
+        format += 1
+    return False
+
+
+cdef int raise_objects(object buffer) except -1:
+    raise UnsuitableBuffer(
+        f"this {type(buffer).__name__} holds Python objects, which are addresses of this process and not bytes; "
+        "give it a dtype of numbers"
+    )
 
 
 cdef bint is_contiguous(object buffer):
@@ -70,9 +127,17 @@ def buffer_extent(owner):
         PyBuffer_Release(&view)
 
 
+# Numbers ------------------------------------------------------------------------------------------------------------
+
 cdef Py_ssize_t as_offset(object offset) except? -1:
-    """Return an offset or length; one that no 64-bit number holds becomes the nearest, which is out of bounds."""
-    return PyNumber_AsSsize_t(offset, NULL)
+    """Return an offset or length; raises ``OutOfBounds`` for one that no 64-bit number holds."""
+    cdef Py_ssize_t number = PyNumber_AsSsize_t(offset, NULL)
+    if number == PY_SSIZE_T_MAX or number == PY_SSIZE_T_MIN:
+        raise OutOfBounds(
+            f"{shown(offset)} is not within any slab: offsets and lengths are bytes of it; no byte was moved",
+            offset=offset,
+        )
+    return number
 
 
 cdef uint64_t as_word(object value) except? 0:
@@ -80,13 +145,41 @@ cdef uint64_t as_word(object value) except? 0:
     try:
         return PyLong_AsUnsignedLongLong(PyNumber_Index(value))
     except OverflowError:
-        raise InvalidArgument(f"a word is 0 to 2**64 - 1, not {value}") from None
+        raise InvalidArgument(f"a word is 0 to 2**64 - 1, not {shown(value)}") from None
 
 
 cdef uint64_t as_addend(object value) except? 0:
     """Return *value* modulo 2**64, so that a negative number subtracts."""
     return PyLong_AsUnsignedLongLongMask(PyNumber_Index(value))
 
+
+cdef double as_seconds(object timeout) except -1:
+    """Return a timeout in seconds; raises ``InvalidArgument`` unless it is a number over 0."""
+    cdef double seconds = 0
+    if isinstance(timeout, (int, float)) and not isinstance(timeout, bool):
+        try:
+            seconds = timeout
+        except OverflowError:
+            seconds = 0
+    if seconds > 0:
+        return min(seconds, MAX_SECONDS)
+    raise InvalidArgument(f"timeout must be seconds, more than 0, not {shown(timeout)}")
+
+
+def seconds_of(timeout, double default):
+    """Return *timeout* in seconds, and *default* for None; raises ``InvalidArgument`` unless it is a number over 0."""
+    return default if timeout is None else as_seconds(timeout)
+
+
+cdef str shown(object value):
+    """Return how a message shows what the caller gave: Python writes no number of thousands of digits."""
+    try:
+        return repr(value)
+    except ValueError:
+        return f"a number of {value.bit_length()} bits"
+
+
+# What they raise ----------------------------------------------------------------------------------------------------
 
 cdef int raise_out_of_bounds(Py_ssize_t offset, Py_ssize_t nbytes, Py_ssize_t limit, str label) except -1:
     raise OutOfBounds(

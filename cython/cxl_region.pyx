@@ -19,6 +19,7 @@ from farpool.native.checks cimport (
     as_addend,
     as_offset,
     as_word,
+    check_timeout,
     get_source,
     get_target,
     outside,
@@ -56,7 +57,7 @@ cdef class CxlRegion:
 
     ``mapping`` holds the slab, and is closed with the region; word *slot* of ``generations`` must hold
     *generation* for an access to be good. ``on_close()`` is called once the memory is let go. Thread-safe.
-    ``timeout`` is accepted and not needed: a copy waits for nobody. *coherence* is ``"hardware"`` or ``"software"``;
+    ``timeout`` is checked and not needed: a copy waits for nobody. *coherence* is ``"hardware"`` or ``"software"``;
     with a *model* of incoherent caches the region works on that instead (tests alone do).
     """
 
@@ -173,6 +174,7 @@ cdef class CxlRegion:
 
     def read_into(self, buffer, offset=0, timeout=None):
         """Fill *buffer* from the slab and return the bytes read."""
+        check_timeout(timeout)
         cdef Py_ssize_t start = as_offset(offset)
         cdef Py_buffer view
         get_target(buffer, &view)
@@ -186,6 +188,7 @@ cdef class CxlRegion:
 
     def read(self, nbytes, offset=0, timeout=None):
         """Return new bytes from the slab."""
+        check_timeout(timeout)
         cdef Py_ssize_t start = as_offset(offset), length = as_offset(nbytes)
         cdef bytes result
         self.check(start, length)
@@ -196,6 +199,7 @@ cdef class CxlRegion:
 
     def write(self, buffer, offset=0, timeout=None):
         """Copy *buffer* into the slab and return the bytes written."""
+        check_timeout(timeout)
         cdef Py_ssize_t start = as_offset(offset)
         cdef Py_buffer view
         get_source(buffer, &view)
@@ -211,10 +215,12 @@ cdef class CxlRegion:
 
     def readv(self, parts, timeout=None):
         """Fill many buffers in one batch; every range is checked before a byte moves. Return the bytes read."""
+        check_timeout(timeout)
         return self.move(list(parts), False)
 
     def writev(self, parts, timeout=None):
         """Write many buffers in one batch; every range is checked before a byte moves. Return the bytes written."""
+        check_timeout(timeout)
         return self.move(list(parts), True)
 
     cdef object move(self, object parts, bint writes):
@@ -287,12 +293,14 @@ cdef class CxlRegion:
 
     def load(self, offset, timeout=None):
         """Return the aligned unsigned 8-byte little-endian word at *offset*."""
+        check_timeout(timeout)
         cdef uint64_t value = load_word(self.word(offset, False))
         self.check_generation()
         return value
 
     def store(self, offset, value, timeout=None):
         """Set the aligned word at *offset*; other readers see the old or the new value, never a mix."""
+        check_timeout(timeout)
         cdef uint64_t new = as_word(value)
         cdef uint64_t *word = self.word(offset, True)
         store_word(word, new)
@@ -300,6 +308,7 @@ cdef class CxlRegion:
 
     def fetch_add(self, offset, value, timeout=None):
         """Add *value* (modulo 2**64) to the aligned word at *offset* atomically; return the old value."""
+        check_timeout(timeout)
         cdef uint64_t addend = as_addend(value)
         cdef uint64_t *word = self.atomic_word(offset)
         cdef uint64_t old = fetch_add_word(word, addend)
@@ -308,6 +317,7 @@ cdef class CxlRegion:
 
     def compare_swap(self, offset, expected, new, timeout=None):
         """Set the aligned word at *offset* to *new* if it is *expected*, atomically; return the old value."""
+        check_timeout(timeout)
         cdef uint64_t before = as_word(expected), after = as_word(new)
         cdef uint64_t *word = self.atomic_word(offset)
         cdef uint64_t old = compare_swap_word(word, before, after)

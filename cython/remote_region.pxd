@@ -32,11 +32,12 @@ cdef class RemoteRegion:
     # What it gets ------------------------------------------------------------------------------------------------
     cdef int check(self, Py_ssize_t offset, Py_ssize_t nbytes, bint writes) except -1
     cdef int judge(self, uint64_t offset, uint64_t nbytes, uint8_t status, uint64_t detail) except -1
-    cdef int operate(self, Operation *operation, object timeout) except -1
+    cdef int64_t until(self, object timeout) except -1
+    cdef int operate(self, Operation *operation, int64_t deadline) except -1
     cdef int renew_until(self, int64_t deadline, int attempts) except -1
     cdef uint64_t word(self, uint8_t code, object offset, uint64_t length, uint64_t operand,
                        object timeout) except? 0
-    cdef int single(self, uint8_t code, const Py_buffer *view, Py_ssize_t offset, object timeout) except -1
+    cdef int single(self, uint8_t code, const Py_buffer *view, Py_ssize_t offset, int64_t deadline) except -1
     cdef object move(self, object parts, bint writes, object timeout)
     cdef int check_atomics(self) except -1
     cdef int check_span(self, object offset, object nbytes) except -1

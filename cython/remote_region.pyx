@@ -13,6 +13,7 @@ import time
 from farpool.native.checks cimport (
     as_addend,
     as_offset,
+    as_seconds,
     as_word,
     get_source,
     get_target,
@@ -79,9 +80,12 @@ cdef class RemoteRegion:
             raise_wrong_domain(self.label, "cpu" if self.domain == "rdma" else "rdma", self.domain)
         return 0
 
-    cdef int operate(self, Operation *operation, object timeout) except -1:
+    cdef int64_t until(self, object timeout) except -1:
+        """Return when an operation with this *timeout* ends."""
+        return now_ns() + (self.timeout if timeout is None else to_ns(as_seconds(timeout)))
+
+    cdef int operate(self, Operation *operation, int64_t deadline) except -1:
         """Carry one operation to its end: an answer, or an error by the deadline."""
-        cdef int64_t deadline = now_ns() + (self.timeout if timeout is None else to_ns(timeout))
         cdef bint again = operation.code in (OP_READ, OP_READV, OP_LOAD)
         cdef int attempts = 0, outcome
         while True:
@@ -155,7 +159,7 @@ cdef class RemoteRegion:
             finally:
                 PyBuffer_Release(&view)
 
-    cdef int single(self, uint8_t code, const Py_buffer *view, Py_ssize_t offset, object timeout) except -1:
+    cdef int single(self, uint8_t code, const Py_buffer *view, Py_ssize_t offset, int64_t deadline) except -1:
         """Move one buffer."""
         cdef Operation operation
         cdef Part part
@@ -169,21 +173,23 @@ cdef class RemoteRegion:
         operation.views = view
         operation.parts = &part
         operation.count = 1
-        return self.operate(&operation, timeout)
+        return self.operate(&operation, deadline)
 
     def read_into(self, buffer, offset=0, timeout=None):
         """Fill *buffer* from the slab and return the bytes read."""
+        cdef int64_t deadline = self.until(timeout)
         cdef Py_ssize_t start = as_offset(offset)
         cdef Py_buffer view
         get_target(buffer, &view)
         try:
-            self.single(OP_READ, &view, start, timeout)
+            self.single(OP_READ, &view, start, deadline)
             return view.len
         finally:
             PyBuffer_Release(&view)
 
     def read(self, nbytes, offset=0, timeout=None):
         """Return new bytes from the slab."""
+        cdef int64_t deadline = self.until(timeout)
         cdef Py_ssize_t start = as_offset(offset), length = as_offset(nbytes)
         cdef Py_buffer view
         cdef bytes result
@@ -191,18 +197,19 @@ cdef class RemoteRegion:
         result = PyBytes_FromStringAndSize(NULL, length)
         get_source(result, &view)   # nobody else has seen it yet: we may fill it
         try:
-            self.single(OP_READ, &view, start, timeout)
+            self.single(OP_READ, &view, start, deadline)
             return result
         finally:
             PyBuffer_Release(&view)
 
     def write(self, buffer, offset=0, timeout=None):
         """Copy *buffer* into the slab and return the bytes written."""
+        cdef int64_t deadline = self.until(timeout)
         cdef Py_ssize_t start = as_offset(offset)
         cdef Py_buffer view
         get_source(buffer, &view)
         try:
-            self.single(OP_WRITE, &view, start, timeout)
+            self.single(OP_WRITE, &view, start, deadline)
             return view.len
         finally:
             PyBuffer_Release(&view)
@@ -216,12 +223,11 @@ cdef class RemoteRegion:
         return self.move(list(parts), True, timeout)
 
     cdef object move(self, object parts, bint writes, object timeout):
+        cdef int64_t deadline = self.until(timeout)
         cdef Py_ssize_t count = len(parts), held = 0, i, total = 0, start
         cdef Py_buffer *views = <Py_buffer *> malloc((count or 1) * sizeof(Py_buffer))
         cdef Part *where = <Part *> malloc((count or 1) * sizeof(Part))
         cdef Operation operation
-        cdef double left = self.timeout / 1e9 if timeout is None else timeout
-        cdef double end = time.monotonic() + left
         try:
             if views == NULL or where == NULL:
                 raise MemoryError
@@ -244,7 +250,7 @@ cdef class RemoteRegion:
                 operation.count = min(self.most_parts, count - i)
                 operation.offset = where[i].offset
                 operation.length = length_of(&operation)
-                self.operate(&operation, left if i == 0 else end - time.monotonic())
+                self.operate(&operation, deadline)
                 total += operation.length
             return total
         finally:
@@ -256,6 +262,7 @@ cdef class RemoteRegion:
     cdef uint64_t word(self, uint8_t code, object offset, uint64_t length, uint64_t operand,
                        object timeout) except? 0:
         """Do one operation on an aligned word; return its old value."""
+        cdef int64_t deadline = self.until(timeout)
         cdef Py_ssize_t start = as_offset(offset)
         cdef Operation operation
         self.check(start, 8, code != OP_LOAD)
@@ -268,7 +275,7 @@ cdef class RemoteRegion:
         operation.length = length
         operation.operand = operand
         operation.count = 0
-        self.operate(&operation, timeout)
+        self.operate(&operation, deadline)
         return operation.detail
 
     def load(self, offset, timeout=None):

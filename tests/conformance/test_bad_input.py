@@ -109,6 +109,12 @@ def test_message_says_what_was_asked_and_what_there_is(slab: AnySlab) -> None:
     assert isinstance(caught.value, IndexError)
 
 
+def test_message_has_the_number_of_the_caller(slab: AnySlab) -> None:
+    for offset in (2**64, -(2**64), 2**63):
+        with pytest.raises(farpool.OutOfBounds, match=str(offset)):
+            slab.read(8, offset)
+
+
 def test_numbers_of_numpy_are_integers(slab: AnySlab) -> None:
     assert slab.read(cast(int, np.int64(8)), cast(int, np.uint8(8))) == BEFORE[8:16]
     with pytest.raises(farpool.OutOfBounds):
@@ -159,6 +165,21 @@ def test_target_that_is_read_only(slab: AnySlab, target: bytearray, make: Callab
 @pytest.mark.parametrize("buffer", ["text", 8, None, 1.5, [1, 2], object()], ids=lambda value: type(value).__name__)
 def test_no_buffer_at_all(slab: AnySlab, target: bytearray, buffer: Any) -> None:
     refuse(SOURCES + TARGETS, buffer, target, slab, TypeError)
+
+
+def arrays_of_objects() -> list[Any]:
+    whole = np.array([object(), object()])
+    within = np.zeros(2, np.dtype([("Offset", "i8"), ("held", "O")]))
+    dated = np.zeros(2, np.dtype([("held", "O"), ("when", "M8[s]")]))  # has no format that a buffer could show
+    return [whole, whole.reshape(1, 2), memoryview(whole), within, dated]
+
+
+@pytest.mark.parametrize("buffer", arrays_of_objects(), ids=["plain", "matrix", "view", "field", "dated"])
+def test_objects_are_no_bytes(slab: AnySlab, target: bytearray, buffer: Any) -> None:
+    """Read over, their addresses would crash the process; written, they would be told to others."""
+    before = [*np.asarray(buffer).ravel()]
+    refuse(SOURCES + TARGETS, buffer, target, slab, farpool.UnsuitableBuffer)
+    assert [*np.asarray(buffer).ravel()] == before
 
 
 @pytest.mark.parametrize("past", [SIZE + 1, 10 * SIZE, 5 << 20])
@@ -218,6 +239,27 @@ def test_word_that_is_no_integer(slab: AnySlab, value: Any) -> None:
     for call in calls:
         with pytest.raises(TypeError):
             call()
+
+
+TIMEOUTS: list[tuple[str, Call]] = [
+    ("read", lambda slab, timeout, _: slab.read(8, 0, timeout)),
+    ("read_into", lambda slab, timeout, target: slab.read_into(target, 0, timeout)),
+    ("write", lambda slab, timeout, _: slab.write(b"12345678", 0, timeout)),
+    ("readv", lambda slab, timeout, target: slab.readv([(0, target)], timeout)),
+    ("writev", lambda slab, timeout, _: slab.writev([(0, b"abc")], timeout)),
+    ("load", lambda slab, timeout, _: slab.load(0, timeout)),
+    ("store", lambda slab, timeout, _: slab.store(0, 1, timeout)),
+    ("fetch_add", lambda slab, timeout, _: slab.fetch_add(0, 1, timeout)),
+    ("compare_swap", lambda slab, timeout, _: slab.compare_swap(0, 0, 1, timeout)),
+]
+
+
+@pytest.mark.parametrize(
+    "timeout", [0, -1, -0.5, float("nan"), "5", True, [], 10**400], ids=lambda value: repr(value)[:8]
+)
+def test_timeout_that_cannot_be(slab: AnySlab, target: bytearray, timeout: object) -> None:
+    """Also where nobody is waited for; the control calls take no other."""
+    refuse(TIMEOUTS, timeout, target, slab, farpool.InvalidArgument)
 
 
 def test_missing_and_unknown_arguments(slab: AnySlab) -> None:

@@ -28,8 +28,8 @@ class AwaitableCxlRegion:
         """Fill *buffer* from the slab and return the bytes read."""
         whole = _as_bytes(buffer)
         if whole is None or whole.nbytes <= STEP_BYTES:
-            return self._region.read_into(buffer, offset)
-        self._region.readv([(offset, whole[:0]), (offset + whole.nbytes, whole[:0])])  # checks the whole range first
+            return self._region.read_into(buffer, offset, timeout)
+        self._region.readv([(offset, whole[:0]), (offset + whole.nbytes, whole[:0])], timeout)  # checks first
         for start in range(0, whole.nbytes, STEP_BYTES):
             self._region.read_into(whole[start : start + STEP_BYTES], offset + start)
             await asyncio.sleep(0)
@@ -37,14 +37,14 @@ class AwaitableCxlRegion:
 
     async def read(self, nbytes: int, offset: int = 0, timeout: float | None = None) -> bytes:
         """Return new bytes from the slab."""
-        return self._region.read(nbytes, offset)
+        return self._region.read(nbytes, offset, timeout)
 
     async def write(self, buffer: Buffer, offset: int = 0, timeout: float | None = None) -> int:
         """Copy *buffer* into the slab and return the bytes written."""
         whole = _as_bytes(buffer)
         if whole is None or whole.nbytes <= STEP_BYTES:
-            return self._region.write(buffer, offset)
-        self._region.writev([(offset, whole[:0]), (offset + whole.nbytes, whole[:0])])  # checks the whole range first
+            return self._region.write(buffer, offset, timeout)
+        self._region.writev([(offset, whole[:0]), (offset + whole.nbytes, whole[:0])], timeout)  # checks first
         for start in range(0, whole.nbytes, STEP_BYTES):
             self._region.write(whole[start : start + STEP_BYTES], offset + start)
             await asyncio.sleep(0)
@@ -52,27 +52,27 @@ class AwaitableCxlRegion:
 
     async def readv(self, parts: Iterable[tuple[int, Buffer]], timeout: float | None = None) -> int:
         """Fill many buffers in one batch."""
-        return self._region.readv(parts)
+        return self._region.readv(parts, timeout)
 
     async def writev(self, parts: Iterable[tuple[int, Buffer]], timeout: float | None = None) -> int:
         """Write many buffers in one batch."""
-        return self._region.writev(parts)
+        return self._region.writev(parts, timeout)
 
     async def load(self, offset: int, timeout: float | None = None) -> int:
         """Return the aligned word at *offset*."""
-        return self._region.load(offset)
+        return self._region.load(offset, timeout)
 
     async def store(self, offset: int, value: int, timeout: float | None = None) -> None:
         """Set the aligned word at *offset*."""
-        self._region.store(offset, value)
+        self._region.store(offset, value, timeout)
 
     async def fetch_add(self, offset: int, value: int, timeout: float | None = None) -> int:
         """Add *value* to the aligned word at *offset* atomically; return the old value."""
-        return self._region.fetch_add(offset, value)
+        return self._region.fetch_add(offset, value, timeout)
 
     async def compare_swap(self, offset: int, expected: int, new: int, timeout: float | None = None) -> int:
         """Set the aligned word at *offset* to *new* if it is *expected*; return the old value."""
-        return self._region.compare_swap(offset, expected, new)
+        return self._region.compare_swap(offset, expected, new, timeout)
 
     async def close(self) -> None:
         """Let go of the slab."""

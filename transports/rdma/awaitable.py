@@ -6,8 +6,10 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Iterable
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
+from farpool.native.checks import seconds_of
 from farpool.native.rdma_pipeline import SLOT_BYTES, RdmaPipeline
 from farpool.native.rdma_region import RdmaRegion
 from farpool.protocol.errors import DeadlineExceeded, ServerLost, StaleSlab
@@ -77,7 +79,7 @@ class AwaitableRdmaRegion:
         self._timeout = timeout
 
     def _until(self, timeout: float | None) -> float:
-        return time.monotonic() + (self._timeout if timeout is None else timeout)
+        return time.monotonic() + seconds_of(timeout, self._timeout)
 
     async def _run(self, submit: Submit, deadline: float, *, again: bool) -> int:
         """Carry one operation to its end; *again* says that it may be done twice."""
@@ -106,8 +108,8 @@ class AwaitableRdmaRegion:
 
     async def _move(self, parts: list[tuple[int, Buffer]], timeout: float | None, *, writes: bool) -> int:
         """Move all parts, cut into operations that fit a slot; they are in flight together."""
-        self._region.check_parts(parts, writes)
         deadline = self._until(timeout)
+        self._region.check_parts(parts, writes)
         batches = list(_batches(parts))
         if len(batches) == 1:
             return await self._run(_submit(self._region, batches[0], writes=writes), deadline, again=not writes)
@@ -128,9 +130,9 @@ class AwaitableRdmaRegion:
     async def read(self, nbytes: int, offset: int = 0, timeout: float | None = None) -> bytes:
         """Return new bytes from the slab."""
         self._region.check_range(offset, nbytes)
-        result = bytearray(nbytes)
-        await self.read_into(result, offset, timeout)
-        return bytes(result)
+        result = BytesIO(bytes(nbytes))
+        await self.read_into(result.getbuffer(), offset, timeout)
+        return result.getvalue()  # its own bytes, not a copy, if nothing borrows them any more
 
     async def write(self, buffer: Buffer, offset: int = 0, timeout: float | None = None) -> int:
         """Copy *buffer* into the slab and return the bytes written."""

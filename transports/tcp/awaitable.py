@@ -7,8 +7,10 @@ import itertools
 import socket
 import time
 from collections.abc import Callable, Iterable
+from io import BytesIO
 from typing import TYPE_CHECKING
 
+from farpool.native.checks import seconds_of
 from farpool.native.tcp_peer import TcpPeer
 from farpool.native.tcp_pipeline import TcpPipeline
 from farpool.native.tcp_region import TcpRegion
@@ -77,13 +79,33 @@ class AwaitableConnection:
             self._loop.call_soon_threadsafe(pipeline.close)
 
 
+async def _reach(loop: asyncio.AbstractEventLoop, host: str, port: int) -> socket.socket:
+    """Return a connected socket, to the first of the host's addresses that answers."""
+    last: OSError | None = None
+    for family, kind, proto, _, target in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        try:
+            opened = socket.socket(family, kind, proto)
+        except OSError as error:
+            last = error
+            continue
+        try:
+            opened.setblocking(False)
+            await loop.sock_connect(opened, target)
+        except OSError as error:
+            opened.close()
+            last = error
+        except BaseException:
+            opened.close()
+            raise
+        else:
+            return opened
+    raise last or OSError(f"{host} has no address")
+
+
 async def _connect(loop: asyncio.AbstractEventLoop, host: str, port: int, hello: bytes) -> socket.socket:
-    family, kind, proto, _, target = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
-    opened = socket.socket(family, kind, proto)
+    opened = await _reach(loop, host, port)
     try:
-        opened.setblocking(False)
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        await loop.sock_connect(opened, target)
         await loop.sock_sendall(opened, hello)
         answer = b""
         while len(answer) < ANSWER_BYTES:
@@ -115,9 +137,11 @@ class AwaitableTcpRegion:
         self._connection = connection
         self._timeout = timeout
 
-    async def _run(self, submit: Submit, timeout: float | None, *, again: bool) -> int:
+    def _until(self, timeout: float | None) -> float:
+        return time.monotonic() + seconds_of(timeout, self._timeout)
+
+    async def _run(self, submit: Submit, deadline: float, *, again: bool) -> int:
         """Carry one request to its end; *again* says that it may be sent twice."""
-        deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
         for attempt in itertools.count(1):
             future: asyncio.Future[int] | None = None
             try:
@@ -150,19 +174,23 @@ class AwaitableTcpRegion:
     async def read_into(self, buffer: Buffer, offset: int = 0, timeout: float | None = None) -> int:
         """Fill *buffer* from the slab and return the bytes read."""
         region = self._region
-        return await self._run(lambda line, until: line.read_into(region, buffer, offset, until), timeout, again=True)
+        return await self._run(
+            lambda line, until: line.read_into(region, buffer, offset, until), self._until(timeout), again=True
+        )
 
     async def read(self, nbytes: int, offset: int = 0, timeout: float | None = None) -> bytes:
         """Return new bytes from the slab."""
         self._region.check_range(offset, nbytes)
-        result = bytearray(nbytes)
-        await self.read_into(result, offset, timeout)
-        return bytes(result)
+        result = BytesIO(bytes(nbytes))
+        await self.read_into(result.getbuffer(), offset, timeout)
+        return result.getvalue()  # its own bytes, not a copy, since nothing borrows them any more
 
     async def write(self, buffer: Buffer, offset: int = 0, timeout: float | None = None) -> int:
         """Copy *buffer* into the slab and return the bytes written."""
         region = self._region
-        return await self._run(lambda line, until: line.write(region, buffer, offset, until), timeout, again=False)
+        return await self._run(
+            lambda line, until: line.write(region, buffer, offset, until), self._until(timeout), again=False
+        )
 
     async def readv(self, parts: Iterable[tuple[int, Buffer]], timeout: float | None = None) -> int:
         """Fill many buffers in one batch and return the bytes read."""
@@ -174,34 +202,38 @@ class AwaitableTcpRegion:
 
     async def _move(self, parts: list[tuple[int, Buffer]], timeout: float | None, *, writes: bool) -> int:
         region = self._region
-        end = time.monotonic() + (self._timeout if timeout is None else timeout)
+        deadline = self._until(timeout)
         region.check_parts(parts, writes)
         total = 0
         for start in range(0, len(parts), MAX_PARTS):
             submit = _batch(region, parts[start : start + MAX_PARTS], writes=writes)
-            total += await self._run(submit, end - time.monotonic(), again=not writes)
+            total += await self._run(submit, deadline, again=not writes)
         return total
 
     async def load(self, offset: int, timeout: float | None = None) -> int:
         """Return the aligned word at *offset*."""
         region = self._region
-        return await self._run(lambda line, until: line.load(region, offset, until), timeout, again=True)
+        return await self._run(lambda line, until: line.load(region, offset, until), self._until(timeout), again=True)
 
     async def store(self, offset: int, value: int, timeout: float | None = None) -> None:
         """Set the aligned word at *offset*."""
         region = self._region
-        await self._run(lambda line, until: line.store(region, offset, value, until), timeout, again=False)
+        await self._run(lambda line, until: line.store(region, offset, value, until), self._until(timeout), again=False)
 
     async def fetch_add(self, offset: int, value: int, timeout: float | None = None) -> int:
         """Add *value* to the aligned word at *offset* atomically; return the old value."""
         region = self._region
-        return await self._run(lambda line, until: line.fetch_add(region, offset, value, until), timeout, again=False)
+        return await self._run(
+            lambda line, until: line.fetch_add(region, offset, value, until), self._until(timeout), again=False
+        )
 
     async def compare_swap(self, offset: int, expected: int, new: int, timeout: float | None = None) -> int:
         """Set the aligned word at *offset* to *new* if it is *expected*; return the old value."""
         region = self._region
         return await self._run(
-            lambda line, until: line.compare_swap(region, offset, expected, new, until), timeout, again=False
+            lambda line, until: line.compare_swap(region, offset, expected, new, until),
+            self._until(timeout),
+            again=False,
         )
 
     async def close(self) -> None:

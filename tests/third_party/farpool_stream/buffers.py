@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from operator import index
 from typing import TYPE_CHECKING, Any, cast
@@ -18,12 +17,19 @@ if TYPE_CHECKING:
 
 def deadline_after(timeout: float | None, default: float) -> Left:
     """Start an operation's clock."""
-    seconds = default if timeout is None else float(timeout)
-    if math.isnan(seconds) or seconds < 0:
-        raise InvalidArgument(f"a timeout is seconds, 0 or more, not {timeout}")
+    seconds = default if timeout is None else _parse(timeout)
     end = time.monotonic() + min(seconds, 1e6)
 
     return lambda: max(0.0, end - time.monotonic())
+
+
+def _parse(timeout: object) -> float:
+    try:
+        if isinstance(timeout, (int, float)) and not isinstance(timeout, bool) and timeout > 0:
+            return float(timeout)
+    except OverflowError:
+        pass
+    raise InvalidArgument("timeout must be seconds, more than 0")
 
 
 def target_of(buffer: Buffer) -> Bytes:
@@ -37,6 +43,9 @@ def target_of(buffer: Buffer) -> Bytes:
 def source_of(buffer: Buffer) -> Bytes:
     """Return the bytes of a buffer."""
     try:
+        shown = np.asarray(cast(Any, buffer)) if isinstance(buffer, memoryview) else buffer
+        if getattr(getattr(cast(Any, shown), "dtype", None), "hasobject", False):
+            raise UnsuitableBuffer("the array holds Python objects, which are no bytes")
         return np.frombuffer(cast(Any, buffer), np.uint8)
     except (ValueError, BufferError) as error:
         raise InvalidArgument(f"the buffer must be C-contiguous ({error})") from None
