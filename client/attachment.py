@@ -16,6 +16,7 @@ from itertools import count
 from time import monotonic
 from typing import Any, NamedTuple
 
+from farpool.client.deadlines import seconds_left
 from farpool.client.pipeline import Pipeline
 from farpool.client.session import Session
 from farpool.protocol.addresses import fill_host
@@ -203,10 +204,10 @@ class Attachments:
 
     def _reach(self, ticket: Ticket, deadline: float) -> Region:
         try:
-            return self._client.attach(ticket)
+            return self._client.attach(ticket, seconds_left(deadline))
         except ServerLost:  # it may have restarted since it replied: ask again, and it says where it is now
             ticket.params = ticket.renew(deadline - monotonic())
-            return self._client.attach(ticket)
+            return self._client.attach(ticket, seconds_left(deadline))
 
     def _renew(self, key: Key, mode: Mode, timeout: float) -> Mapping[str, Any]:
         request = Attach(id=key[0], generation=key[1], mode=self._widest(key, mode), transport=self.transport)

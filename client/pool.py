@@ -274,8 +274,10 @@ def open_session(
     session = Session(find_address(url), tenant)
     default = parse_timeout(timeout)
     try:
-        session.open(deadline_after(None, default))
-        selection = select_transport(session.welcome.offers, transport, context_of=partial(client_context, session))
+        deadline = deadline_after(None, default)
+        session.open(deadline)
+        context_of = partial(client_context, session)
+        selection = select_transport(session.welcome.offers, transport, context_of=context_of, deadline=deadline)
         return session, selection, default
     except BaseException:
         session.close()

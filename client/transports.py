@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
+from time import monotonic
 from typing import Literal, NamedTuple
 
-from farpool.protocol.errors import InvalidArgument, TransportUnavailable
+from farpool.protocol.errors import DeadlineExceeded, InvalidArgument, TransportUnavailable
 from farpool.protocol.messages import Offer
 from farpool.transports.contract import ClientContext, ClientTransport, Probe, Transport
 from farpool.transports.registry import find_transport, transport_names
@@ -45,10 +47,12 @@ def select_transport(
     wanted: str,
     find: Find = find_transport,
     context_of: Callable[[str], ClientContext] = lambda name: ClientContext(),
+    deadline: float = inf,
 ) -> Selection:
     """Return the transport called *wanted*, or for ``"auto"`` the first by rank that is usable from here.
 
     Raises:
+        DeadlineExceeded: the deadline passed before one was found.
         InvalidArgument: no transport of that name is installed.
         TransportUnavailable: it cannot be used here, or ``"auto"`` finds none that can; the message has all
             reasons.
@@ -56,7 +60,7 @@ def select_transport(
     if not isinstance(wanted, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidArgument(f'transport must be a name or "{AUTO}", not {wanted!r}')
     if wanted == AUTO:
-        return _select_fastest(offers, find, context_of)
+        return _select_fastest(offers, find, context_of, deadline)
     transport = find(wanted)
     offer = next((offer for offer in offers if offer.transport == wanted), None)
     if offer is None:
@@ -65,7 +69,7 @@ def select_transport(
             f'the server does not offer transport "{wanted}", only {names}; '
             "ask for one of those, or start the server with it in --transports"
         )
-    client, probe = _probe(transport, offer, context_of)
+    client, probe = _probe(transport, offer, context_of, deadline)
     if client is None:
         raise TransportUnavailable(f'transport "{wanted}" cannot be used here: {probe.reason}')
     others = [
@@ -76,7 +80,9 @@ def select_transport(
     return Selection(wanted, client, (TransportReport(wanted, "chosen", ""), *others))
 
 
-def _select_fastest(offers: Sequence[Offer], find: Find, context_of: Callable[[str], ClientContext]) -> Selection:
+def _select_fastest(
+    offers: Sequence[Offer], find: Find, context_of: Callable[[str], ClientContext], deadline: float
+) -> Selection:
     report: list[TransportReport] = []
     candidates: list[tuple[Transport, Offer]] = []
     for offer in offers:
@@ -93,7 +99,7 @@ def _select_fastest(offers: Sequence[Offer], find: Find, context_of: Callable[[s
         if chosen is not None:
             report.append(TransportReport(transport.name, "untried", f"{chosen[0]} is faster, and usable"))
             continue
-        client, probe = _probe(transport, offer, context_of)
+        client, probe = _probe(transport, offer, context_of, deadline)
         if client is not None:
             chosen = transport.name, client
         report.append(TransportReport(transport.name, "chosen" if client else "unusable", probe.reason))
@@ -104,17 +110,19 @@ def _select_fastest(offers: Sequence[Offer], find: Find, context_of: Callable[[s
 
 
 def _probe(
-    transport: Transport, offer: Offer, context_of: Callable[[str], ClientContext]
+    transport: Transport, offer: Offer, context_of: Callable[[str], ClientContext], deadline: float
 ) -> tuple[ClientTransport | None, Probe]:
     """Return the client half if it is usable, and what its probe says."""
     if not offer.available:
         return None, Probe(usable=False, reason=offer.reason or "the server cannot use it, and gives no reason")
+    if (seconds := deadline - monotonic()) <= 0:
+        raise DeadlineExceeded(f"the deadline passed before transport {transport.name} could be tried; raise timeout=")
     try:
         client = transport.client(context_of(transport.name))
     except Exception as error:  # noqa: BLE001  a third party's code may fail in any way
         return None, Probe(usable=False, reason=f"it cannot be loaded: {error}")
     try:
-        probe = client.probe(offer)
+        probe = client.probe(offer, seconds)
     except Exception as error:  # noqa: BLE001  the same
         probe = Probe(usable=False, reason=f"its probe failed: {error}")
     if not probe.usable:

@@ -165,6 +165,7 @@ class Server:
                 report=_reporter(name),
                 session_of=life.sessions.served,
                 device=life.arena.device,
+                socket_mode=self.settings.socket_bits,
                 coherence=self.settings.coherence,
             )
             await planes.start(name, context)
@@ -325,7 +326,7 @@ class Server:
 
 def _reporter(transport: str) -> Any:
     def report(event: str, fields: Mapping[str, Any]) -> None:
-        log.info(f"data plane: {event}", transport=transport, **fields)
+        log.warning(f"data plane: {event}", transport=transport, **fields)
 
     return report
 

@@ -10,7 +10,7 @@ Nothing here does I/O, and importing this module loads no transport.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -121,11 +121,15 @@ class ServerContext:
     settings: Mapping[str, Any]
     """The transport's own settings; tcp knows ``listen`` (``HOST:PORT``) and ``threads``."""
     report: Callable[[str, Mapping[str, Any]], None]
-    """Log one event of the data plane: ``report("refused", {"peer": ..., "reason": ...})``. Any thread may call it."""
+    """Log one event of the data plane that an operator should see: ``report("refused", {"peer": ..., "reason": ...})``.
+
+    Any thread may call it."""
     session_of: Callable[[int], ServedSession | None]
     """Find a session that may use data planes now."""
     device: ServedDevice | None = None
     """What slabs are extents of; None where each has a file. Its generation words are on the device itself."""
+    socket_mode: int = 0o600
+    """Permission bits of that socket, and of those beside it."""
     coherence: str = "hardware"
     """``"software"`` where hosts that share the memory have caches that do not see each other."""
 
@@ -228,7 +232,8 @@ class Ticket:
 class Region(Protocol):
     """One attached slab as one transport reaches it. Thread-safe.
 
-    Offsets and lengths are bytes within the slab. ``timeout`` is seconds; None takes the ticket's. Every method
+    Offsets and lengths are bytes within the slab. ``timeout`` is seconds; None takes the ticket's, and what is
+    no number over 0 raises ``InvalidArgument`` on every transport, whether it waits for anyone or not. Every method
     raises ``StaleSlab`` if the slab was freed, revoked or has expired (or the region is closed), ``ServerLost`` and
     ``DeadlineExceeded``; ranges past the end raise ``OutOfBounds`` and move no byte; writes and atomics on a read-only
     grant raise ``ReadOnly``. Buffers must be C-contiguous, else ``ValueError``; ``read_into`` needs writable ones,
@@ -319,12 +324,18 @@ class AwaitableRegion(Protocol):
 class ClientTransport(Protocol):
     """The client half: one for a session. Thread-safe."""
 
-    def probe(self, offer: Offer) -> Probe:
-        """Tell whether this transport works from here. May open and close a connection; never raises."""
+    def probe(self, offer: Offer, seconds: float) -> Probe:
+        """Tell, within *seconds*, whether this transport works from here. May open and close a connection.
+
+        Never raises.
+        """
         ...
 
-    def attach(self, ticket: Ticket) -> Region:
-        """Return a region for the ticket's slab; raise ``TransportUnavailable`` or ``ServerLost``."""
+    def attach(self, ticket: Ticket, seconds: float) -> Region:
+        """Return a region for the ticket's slab, within *seconds*.
+
+        Raises ``TransportUnavailable``, ``ServerLost`` or ``DeadlineExceeded``.
+        """
         ...
 
     def awaitable(self, region: Region, ticket: Ticket) -> AwaitableRegion:
@@ -352,4 +363,3 @@ class Transport:
     server: Callable[[], ServerTransport]
     client: Callable[[ClientContext], ClientTransport]
     summary: str = ""
-    tags: Sequence[str] = ()

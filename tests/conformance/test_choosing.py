@@ -60,7 +60,7 @@ def test_server_of_one_transport(transport: str) -> None:
             (offer,) = pool._session.welcome.offers  # pyright: ignore[reportPrivateUsage]
     for params in (offer.params, {}):
         client = find_transport(transport).client(ClientContext())
-        probe = client.probe(Offer(transport=transport, available=True, params=params))
+        probe = client.probe(Offer(transport=transport, available=True, params=params), 10.0)
         assert not probe.usable
         assert len(probe.reason) > 20
         client.close()

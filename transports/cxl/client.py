@@ -6,7 +6,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
@@ -53,11 +54,13 @@ class CxlClient:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._born = os.getpid()
         self._link: _Link | None = None
         self._regions: WeakSet[CxlRegion] = WeakSet()
         self._device = DeviceClient()
 
-    def probe(self, offer: Offer) -> Probe:
+    def probe(self, offer: Offer, seconds: float) -> Probe:
         """Find the server's device, or ask its socket which arena answers: another's is not ours."""
         if "device" in offer.params:
             try:
@@ -67,8 +70,10 @@ class CxlClient:
             return Probe(usable=True)
         path = str(offer.params.get("socket", ""))
         try:
-            with _connect(path, PROBE_SECONDS) as connection:
-                answer, received = _ask(connection, DescriptorRequest(session=0, secret=bytes(32)))
+            deadline = time.monotonic() + min(seconds, PROBE_SECONDS)
+            with _connect(path, deadline, self._closing) as connection:
+                connection.settimeout(_left(deadline))
+                answer, received = _ask(connection, descriptors.PROBE)
                 for descriptor in received:
                     os.close(descriptor)
         except (FileNotFoundError, ConnectionRefusedError):
@@ -78,7 +83,7 @@ class CxlClient:
                 "(and, in a container, the directory of its sockets mounted)",
             )
         except PermissionError:
-            return Probe(usable=False, reason=f"no permission to reach {path}; ask for access to its directory")
+            return Probe(usable=False, reason=f"no permission to reach {path}; see the server's socket_mode")
         except (OSError, FarpoolError) as error:
             if (shortage := out_of_descriptors(error)) is not None:
                 return Probe(usable=False, reason=shortage.message)
@@ -90,7 +95,7 @@ class CxlClient:
             )
         return Probe(usable=True)
 
-    def attach(self, ticket: Ticket) -> Region:
+    def attach(self, ticket: Ticket, seconds: float) -> Region:
         """Map the slab: its extent of the device, or its file, of which the descriptor is fetched."""
         params = ticket.params
         if "device" in params:
@@ -102,10 +107,11 @@ class CxlClient:
             generation=ticket.generation,
             writable=ticket.writable,
         )
-        with self._lock:
-            descriptor = self._fetch(params, request, ticket.timeout)
+        deadline = time.monotonic() + seconds
+        with self._held(deadline):
+            descriptor = self._fetch(params, request, deadline)
             try:
-                generations = self._generations(params, request, ticket.timeout)
+                generations = self._generations(params, request, deadline)
                 mapping = MemoryMapping(descriptor, ticket.nbytes, writable=ticket.writable)
             except OSError as error:
                 if isinstance(error, FarpoolError):
@@ -115,16 +121,27 @@ class CxlClient:
                 ) from error
             finally:
                 os.close(descriptor)
-        region = make_region(ticket, mapping, generations)
-        with self._lock:
+            region = make_region(ticket, mapping, generations)
             self._regions.add(region)
         return region
 
-    def _generations(self, params: Mapping[str, Any], request: DescriptorRequest, timeout: float) -> MemoryMapping:
+    @contextmanager
+    def _held(self, deadline: float) -> Generator[None]:
+        """Hold the lock, which another thread may hold for as long as its own deadline lets it."""
+        if not self._lock.acquire(timeout=max(0.0, min(deadline - time.monotonic(), threading.TIMEOUT_MAX))):
+            raise DeadlineExceeded(
+                "another thread waited for a descriptor until the deadline; is the server stopped? else raise timeout="
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _generations(self, params: Mapping[str, Any], request: DescriptorRequest, deadline: float) -> MemoryMapping:
         link = self._link
         assert link is not None
         if link.generations is None:
-            descriptor = self._fetch(params, DescriptorRequest(request.session, request.secret), timeout)
+            descriptor = self._fetch(params, DescriptorRequest(request.session, request.secret), deadline)
             assert self._link is not None
             link = self._link
             try:
@@ -133,30 +150,31 @@ class CxlClient:
                 os.close(descriptor)
         return link.generations
 
-    def _fetch(self, params: Mapping[str, Any], request: DescriptorRequest, timeout: float) -> int:
+    def _fetch(self, params: Mapping[str, Any], request: DescriptorRequest, deadline: float) -> int:
         """Return the descriptor that *request* asks for, over the connection that is open or a new one."""
         for attempt in ("kept", "fresh"):
+            if self._closing.is_set():
+                raise StaleSlab("the pool is closed; connect again")
             if self._link is None or self._link.path != params["socket"] or attempt == "fresh":
                 self._drop_link()
-                self._link = _Link(_connect_or_raise(params["socket"], timeout), params["socket"])
+                connection = _connect_or_raise(params["socket"], deadline, self._closing)
+                self._link = _Link(connection, params["socket"])
             try:
-                self._link.connection.settimeout(timeout)
+                self._link.connection.settimeout(_left(deadline))
                 answer, received = _ask(self._link.connection, request)
             except TimeoutError:
                 self._drop_link()
-                raise DeadlineExceeded(
-                    f"the server did not pass a descriptor within {timeout:.3g} s; raise timeout="
-                ) from None
+                raise DeadlineExceeded("the server did not pass a descriptor in time; raise timeout=") from None
             except (OSError, ProtocolError) as error:
                 self._drop_link()
-                if attempt == "fresh":
+                if attempt == "fresh" and not self._closing.is_set():
                     raise ServerLost(f"the server's descriptor socket {params['socket']} ended ({error})") from None
                 continue
             except BaseException:  # Ctrl-C: the answer that is still to come must not be the next request's
                 self._drop_link()
                 raise
             return _take_descriptor(answer, received)
-        raise AssertionError("unreachable")
+        raise StaleSlab("the pool was closed meanwhile; connect again")
 
     def _drop_link(self) -> None:
         if self._link is not None:
@@ -169,6 +187,11 @@ class CxlClient:
 
     def close(self) -> None:
         """Close the connection and the device. Regions that views keep open serve those views alone from now on."""
+        self._closing.set()
+        link = self._link
+        if link is not None and os.getpid() == self._born:  # in a forked child it is the parent's connection too
+            with suppress(OSError):
+                link.connection.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for an answer, with the lock
         with self._lock:
             self._drop_link()
             for region in list(self._regions):
@@ -176,18 +199,26 @@ class CxlClient:
         self._device.close()
 
 
-def _connect(path: str, timeout: float) -> socket.socket:
+def _left(deadline: float) -> float:
+    """Return the seconds until *deadline*; raises ``TimeoutError`` if it has passed."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("the deadline has passed")
+    return min(left, threading.TIMEOUT_MAX)
+
+
+def _connect(path: str, deadline: float, closing: threading.Event) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    end = time.monotonic() + timeout
     try:
-        connection.settimeout(timeout)
+        connection.settimeout(_left(deadline))
         while True:
             try:
                 connection.connect(path)
             except BlockingIOError:  # its queue of connections is full
-                if time.monotonic() >= end:
+                if time.monotonic() >= deadline:
                     raise TimeoutError("its queue of connections stayed full") from None
-                time.sleep(BUSY_PAUSE)
+                if closing.wait(BUSY_PAUSE):
+                    raise StaleSlab("the pool was closed meanwhile; connect again") from None
             else:
                 return connection
     except BaseException:
@@ -195,10 +226,14 @@ def _connect(path: str, timeout: float) -> socket.socket:
         raise
 
 
-def _connect_or_raise(path: str, timeout: float) -> socket.socket:
+def _connect_or_raise(path: str, deadline: float, closing: threading.Event) -> socket.socket:
     try:
-        return _connect(path, timeout)
+        return _connect(path, deadline, closing)
+    except TimeoutError as error:
+        raise DeadlineExceeded(f"the server's descriptor socket {path} cannot be reached in time: {error}") from None
     except OSError as error:
+        if isinstance(error, FarpoolError):
+            raise
         lost = ServerLost(f"the server's descriptor socket {path} cannot be reached ({error})")
         raise out_of_descriptors(error) or lost from None
 

@@ -1,7 +1,8 @@
 """What client and server say to each other when a descriptor is passed: one packet each way.
 
 A ``SOCK_SEQPACKET`` Unix socket keeps packets whole. The request names the session and proves it with the session's
-secret; slab id 0 asks for the arena's generation file. The answer carries the descriptor as ancillary data.
+secret; slab id 0 asks for the arena's generation file. The answer carries the descriptor as ancillary data. A request
+of session 0, which is nobody's, asks only which arena answers.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from typing import Final
 
 from farpool.protocol.errors import ProtocolError
 
-__all__ = ["ANSWER_BYTES", "GENERATIONS", "REQUEST_BYTES", "DescriptorAnswer", "DescriptorRequest"]
+__all__ = ["ANSWER_BYTES", "GENERATIONS", "NOBODY", "PROBE", "REQUEST_BYTES", "DescriptorAnswer", "DescriptorRequest"]
 
 GENERATIONS: Final = 0
 """The slab id that stands for the generation file."""
+
+NOBODY: Final = 0
+"""The session of a probe; no session has this number."""
 
 _REQUEST = struct.Struct("<4sIQQQ32s")
 _ANSWER = struct.Struct("<4sI16s")
@@ -28,6 +32,8 @@ OK: Final = 0
 REFUSED: Final = 1
 STALE: Final = 2
 NO_DESCRIPTORS: Final = 3
+NAMED: Final = 4
+"""The answer to a probe: it names the arena, and carries nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,10 @@ class DescriptorAnswer:
             raise ProtocolError(f"a packet of {len(packet)} bytes is no answer to a request for a descriptor")
         _, status, arena = _ANSWER.unpack(packet)
         return cls(status=status, arena=arena)
+
+
+PROBE: Final = DescriptorRequest(session=NOBODY, secret=bytes(32))
+"""Asks which arena answers, and for no descriptor."""
 
 
 def send_answer(connection: socket.socket, answer: DescriptorAnswer, descriptor: int | None) -> None:

@@ -53,7 +53,7 @@ class CxlServer:
         path = f"{context.socket_path}.cxl"
         if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES - len(".new"):
             raise TransportUnavailable(f"the socket path {path} is too long for cxl's socket; shorten --unix")
-        self._listener = _bind(path)
+        self._listener = _bind(path, context.socket_mode)
         self._context, self._path = context, path
         context.loop.add_reader(self._listener.fileno(), self._accept)
 
@@ -135,7 +135,7 @@ class CxlServer:
         if status == descriptors.OK:
             self._connections[connection] = request.session
             self._passed += 1
-        else:
+        elif status != descriptors.NAMED:
             self._refused += 1
         try:
             descriptors.send_answer(connection, DescriptorAnswer(status, self._arena), descriptor)
@@ -148,6 +148,8 @@ class CxlServer:
     def _open(self, request: DescriptorRequest) -> tuple[int, int | None]:
         """Check the request against what was granted, and open the file."""
         assert self._context is not None
+        if request.session == descriptors.NOBODY:
+            return descriptors.NAMED, None
         session = self._context.session_of(request.session)
         if session is None or not hmac.compare_digest(session.secret, request.secret):
             return descriptors.REFUSED, None
@@ -216,7 +218,7 @@ class CxlServer:
         return {"descriptors": self._passed, "refused": self._refused, "connections": len(self._connections)}
 
 
-def _bind(path: str) -> socket.socket:
+def _bind(path: str, mode: int) -> socket.socket:
     """Bind beside the place and rename, so that the socket listens from the moment it can be seen."""
     fresh = Path(f"{path}.new")
     with contextlib.ExitStack() as undo:
@@ -225,8 +227,7 @@ def _bind(path: str) -> socket.socket:
             fresh.unlink(missing_ok=True)
             listener.bind(str(fresh))
             undo.callback(fresh.unlink, missing_ok=True)
-            # Anyone may knock: the session's secret decides, and the directory's mode before it.
-            fresh.chmod(0o666)
+            fresh.chmod(mode)
             listener.listen(BACKLOG)
             fresh.rename(path)
         except OSError as error:

@@ -35,10 +35,10 @@ class RdmaClient:
         self._lanes: Lanes | None = None
         self._closed = False
 
-    def probe(self, offer: Offer) -> Probe:
+    def probe(self, offer: Offer, seconds: float) -> Probe:
         """Open the device and connect one queue pair to the server: nothing less shows that the path works."""
         try:
-            self._opened().ping(PROBE_SECONDS)
+            self._opened().ping(min(seconds, PROBE_SECONDS))
         except FarpoolError as error:
             return Probe(usable=False, reason=error.message)
         return Probe(usable=True)
@@ -68,8 +68,8 @@ class RdmaClient:
         answer = self._context.negotiate(describe_end(pair, port), seconds)
         connect_pair(pair, port, decode_end(answer), 0)
 
-    def attach(self, ticket: Ticket) -> Region:
-        """Return a region that reaches the slab by its key."""
+    def attach(self, ticket: Ticket, seconds: float) -> Region:
+        """Return a region that reaches the slab by its key; nothing is waited for."""
         return self._opened().region(ticket, lambda seconds: self._renew(ticket, seconds))
 
     def _renew(self, ticket: Ticket, seconds: float) -> Mapping[str, Any]:

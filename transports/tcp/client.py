@@ -27,11 +27,11 @@ class TcpClient:
         self._peer = TcpPeer()
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, AwaitableConnection] = WeakKeyDictionary()
 
-    def probe(self, offer: Offer) -> Probe:
+    def probe(self, offer: Offer, seconds: float) -> Probe:
         """Open a connection to the data port and close it again."""
         host, port = offer.params.get("host"), offer.params.get("port")
         try:
-            socket.create_connection((host, port), timeout=PROBE_SECONDS).close()
+            socket.create_connection((host, port), timeout=min(seconds, PROBE_SECONDS)).close()
         except (OSError, TypeError, OverflowError) as error:
             if (shortage := out_of_descriptors(error)) is not None:
                 return Probe(usable=False, reason=shortage.message)
@@ -42,8 +42,8 @@ class TcpClient:
             )
         return Probe(usable=True)
 
-    def attach(self, ticket: Ticket) -> Region:
-        """Return a region that exchanges requests over the session's data connections."""
+    def attach(self, ticket: Ticket, seconds: float) -> Region:
+        """Return a region that exchanges requests over the session's data connections; it opens none, and waits not."""
         self._configure(ticket.params)
         return TcpRegion(
             self._peer,

@@ -201,19 +201,20 @@ class StreamClient:
     def __init__(self) -> None:
         self._line = Line()
 
-    def probe(self, offer: Offer) -> Probe:
+    def probe(self, offer: Offer, seconds: float) -> Probe:
         """Try to connect."""
         path = str(offer.params.get("path", ""))
         try:
             with socket.socket(socket.AF_UNIX) as peer:
-                peer.settimeout(1)
+                peer.settimeout(min(seconds, 1.0))
                 peer.connect(path)
         except OSError as error:
             return Probe(usable=False, reason=f"{path!r} does not answer ({error}); it is on the server's host only")
         return Probe(usable=True)
 
-    def attach(self, ticket: Ticket) -> Region:
+    def attach(self, ticket: Ticket, seconds: float) -> Region:
         """Return a region; it connects with its first operation."""
+        del seconds  # nothing is waited for
         self._line.check()
         return StreamRegion(self._line, ticket)
 

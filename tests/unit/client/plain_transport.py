@@ -152,10 +152,10 @@ class PlainTransport:
     closed: bool = False
     tickets: list[Ticket] = field(default_factory=list[Ticket])
 
-    def probe(self, offer: Offer) -> Probe:
+    def probe(self, offer: Offer, seconds: float) -> Probe:
         return Probe(self.usable, "" if self.usable else "it was told not to be")
 
-    def attach(self, ticket: Ticket) -> PlainRegion:
+    def attach(self, ticket: Ticket, seconds: float) -> PlainRegion:
         self.tickets.append(ticket)
         if self.failures:
             raise self.failures.pop(0)

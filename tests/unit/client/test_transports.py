@@ -35,12 +35,12 @@ class Half:
     probe_result: Probe | Exception = field(default_factory=lambda: Probe(usable=True))
     closed: bool = False
 
-    def probe(self, offer: Offer) -> Probe:
+    def probe(self, offer: Offer, seconds: float) -> Probe:
         if isinstance(self.probe_result, Exception):
             raise self.probe_result
         return self.probe_result
 
-    def attach(self, ticket: Ticket) -> Region:
+    def attach(self, ticket: Ticket, seconds: float) -> Region:
         raise AssertionError
 
     def awaitable(self, region: Region, ticket: Ticket) -> AwaitableRegion:
@@ -169,7 +169,7 @@ PACKAGE = """
 from farpool.transports.contract import Probe, Transport
 
 class Half:
-    def probe(self, offer):
+    def probe(self, offer, seconds):
         return Probe(True)
     def close(self):
         pass
