@@ -16,11 +16,13 @@ cdef enum Verdict:
     DROP = -1
 
 cdef enum EventKind:
-    EVENT_GARBAGE = 1           # bytes that are not our protocol
+    EVENT_GARBAGE = 1           # bytes that are not our protocol: the first two as a number
     EVENT_REFUSED = 2           # a hello with an unknown session, a wrong secret or another version
     EVENT_SILENT = 3            # no hello in time
     EVENT_LIMIT = 4             # too many connections
     EVENT_DESCRIPTORS = 5       # no file descriptor left
+    EVENT_DISORDER = 6          # a request that cannot be, or not now: its operation
+    EVENT_CUT_SHORT = 7         # a stranger left in the middle of its hello: the bytes that came
 
 cdef struct Event:
     int kind

@@ -78,7 +78,7 @@ cdef int greet(Worker *worker, Connection *connection, const Request *request) n
     cdef uint8_t difference = 0
     cdef int i
     if connection.known or request.operation != OP_HELLO:
-        report(shared, EVENT_GARBAGE, connection.peer, request.operation)
+        report(shared, EVENT_DISORDER, connection.peer, request.operation)
         return DROP
     if request.reserved != WIRE_VERSION:
         owe(connection, request, STATUS_VERSION, WIRE_VERSION)
@@ -251,11 +251,16 @@ cdef int64_t consume(Worker *worker, Connection *connection, const uint8_t *data
             if connection.left:
                 return used
             end_write(worker, connection)
+        if nbytes - used >= sizeof(request.magic):  # enough to know a client of another protocol, before it leaves
+            memcpy(&request.magic, data + used, sizeof(request.magic))
+            if request.magic != WIRE_MAGIC:
+                report(worker.shared, EVENT_GARBAGE, connection.peer, request.magic)
+                return DROP
         if nbytes - used < sizeof(Request):
             return used
         memcpy(&request, data + used, sizeof(Request))
-        if request.magic != WIRE_MAGIC or not OP_HELLO <= request.operation <= OP_COMPARE_SWAP:
-            report(worker.shared, EVENT_GARBAGE, connection.peer, request.magic)
+        if not OP_HELLO <= request.operation <= OP_COMPARE_SWAP:
+            report(worker.shared, EVENT_DISORDER, connection.peer, request.operation)
             return DROP
         if connection.owed == MOST_REPLIES or (connection.reads and changes_memory(request.operation)):
             if flush(worker, connection) == DROP:
@@ -271,7 +276,7 @@ cdef int64_t consume(Worker *worker, Connection *connection, const uint8_t *data
         need = sizeof(Request)
         if request.operation in (OP_READV, OP_WRITEV):
             if request.operand > MOST_PARTS:
-                report(worker.shared, EVENT_GARBAGE, connection.peer, request.operand)
+                report(worker.shared, EVENT_DISORDER, connection.peer, request.operation)
                 return DROP
             need += request.operand * sizeof(Part)
             if nbytes - used < need:
@@ -360,6 +365,8 @@ cdef int serve(Worker *worker, Connection *connection) noexcept nogil:
         else:
             filled = receive(worker, connection, &drained)
         if filled < 0:
+            if not connection.known and connection.spilled:
+                report(worker.shared, EVENT_CUT_SHORT, connection.peer, connection.spilled)
             return DROP
         used = consume(worker, connection, worker.stage, filled)
         if used < 0 or keep_rest(connection, worker.stage + used, filled - used) == DROP:

@@ -55,7 +55,9 @@ from farpool.native.libsocket cimport (
 from farpool.native.slab_table cimport SlabTable
 from farpool.native.tcp_connection cimport (
     DROP,
+    EVENT_CUT_SHORT,
     EVENT_DESCRIPTORS,
+    EVENT_DISORDER,
     EVENT_GARBAGE,
     EVENT_LIMIT,
     EVENT_REFUSED,
@@ -89,6 +91,8 @@ EVENT_NAMES = {
     EVENT_SILENT: "silent",
     EVENT_LIMIT: "connection limit",
     EVENT_DESCRIPTORS: "out of file descriptors",
+    EVENT_DISORDER: "out of turn",
+    EVENT_CUT_SHORT: "cut short",
 }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from farpool.native.slab_table import SlabTable
 from farpool.native.tcp_reactor import TcpReactor
+from farpool.native.tcp_wire import VERSION
 from farpool.protocol.addresses import parse_host_port
 from farpool.protocol.errors import ProtocolError, TransportUnavailable
 from farpool.transports.contract import Mode, ServedSession, ServedSlab, ServerContext
@@ -61,7 +62,7 @@ class TcpServer:
     def _report_events(self) -> None:
         if self._reactor is not None and self._context is not None:
             for kind, peer, number in self._reactor.events():
-                self._context.report(kind, {"peer": peer, "number": number})
+                self._context.report(kind, {"peer": peer, "reason": _explain(kind, number)})
 
     def offer(self) -> Mapping[str, Any]:
         """Return the data port."""
@@ -112,6 +113,38 @@ class TcpServer:
     def counters(self) -> Mapping[str, int]:
         """Return the reactor's counters."""
         return self._reactor.counters() if self._reactor is not None else {}
+
+
+def _explain(kind: str, number: int) -> str:
+    """Return what an event of the reactor means, in a sentence for the log."""
+    match kind:
+        case "garbage":
+            began = number.to_bytes(2, "little")
+            return f"what came begins with {began!r}: no client of farpool's data port, {_likely_client(began)}"
+        case "cut short":
+            return f"the client left after {number} bytes of its hello"
+        case "out of turn":
+            return f"request {number} is unknown, comes before the hello or after it, or has too many parts"
+        case "refused" if number != VERSION:
+            return f"the client speaks version {number} of the data protocol, this server {VERSION}"
+        case "refused":
+            return "the session and secret of its hello are not of a session that is open"
+        case "silent":
+            return "the client said no hello in time"
+        case "connection limit":
+            return f"{number} data connections are open, which is the limit"
+        case "out of file descriptors":
+            return f"none is left with {number} data connections open; raise RLIMIT_NOFILE"
+        case _:
+            return f"number {number}"
+
+
+def _likely_client(began: bytes) -> str:
+    if began == b"\x16\x03":
+        return "but perhaps one that speaks TLS"
+    if began in {b"GE", b"PO", b"HE", b"PU", b"OP", b"DE", b"CO", b"PA", b"TR", b"PR"}:
+        return "but perhaps one that speaks HTTP"
+    return "or of another version"
 
 
 def _listen(address: str) -> socket.socket:
