@@ -49,7 +49,8 @@ setup(
         annotate=False,
         compiler_directives={
             "language_level": 3,
-            "freethreading_compatible": True,
+            # Not freethreading_compatible: counts such as CxlRegion.busy are kept under the GIL, so an interpreter
+            # without one must turn it on.
             "embedsignature": True,
             # Signatures that tests/unit/test_stubs.py can parse.
             "embedsignature.format": "python",
