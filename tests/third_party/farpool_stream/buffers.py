@@ -43,10 +43,11 @@ def target_of(buffer: Buffer) -> Bytes:
 def source_of(buffer: Buffer) -> Bytes:
     """Return the bytes of a buffer."""
     try:
-        shown = np.asarray(cast(Any, buffer)) if isinstance(buffer, memoryview) else buffer
-        if getattr(getattr(cast(Any, shown), "dtype", None), "hasobject", False):
+        given = cast(Any, buffer)
+        kind = np.asarray(given).dtype if type(given) is memoryview else getattr(given, "dtype", None)
+        if kind is not None and kind.hasobject:
             raise UnsuitableBuffer("the array holds Python objects, which are no bytes")
-        return np.frombuffer(cast(Any, buffer), np.uint8)
+        return np.frombuffer(given, np.uint8)
     except (ValueError, BufferError) as error:
         raise InvalidArgument(f"the buffer must be C-contiguous ({error})") from None
     except TypeError:
