@@ -357,7 +357,8 @@ def client_context(session: Session, transport: str) -> ClientContext:
         reply = session.call(request, Negotiated, monotonic() + max(seconds, 0.0))
         return fill_host(reply.params, session.address)
 
-    return ClientContext(options=dict(session.address.options), negotiate=negotiate)
+    options = dict(session.address.options)
+    return ClientContext(options=options, negotiate=negotiate, connected=session.is_connected)
 
 
 def _free_request(key: Key) -> Free:

@@ -185,6 +185,11 @@ class Session:
         if connection is not None and not self._closed and not self.forked:
             connection.flush()
 
+    def is_connected(self) -> bool:
+        """Tell whether the connection to the server is up, as far as this side can see. One system call."""
+        connection = self._connection
+        return connection is not None and connection.usable
+
     # Connecting ---------------------------------------------------------------------------------------------
 
     def connection(self, deadline: float) -> Connection:

@@ -388,7 +388,7 @@ cdef class CxlRegion:
             return
         if load_count(&self.views):
             raise RegionInUse(
-                f"slab {self.label} is still used by {load_count(&self.views)} arrays or memoryviews; "
+                f"slab {self.label} is still used by arrays or memoryviews ({load_count(&self.views)}); "
                 "delete them before it is let go",
                 views=load_count(&self.views),
             )

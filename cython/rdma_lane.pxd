@@ -27,6 +27,7 @@ cdef class Lane:
     cdef ibv_sge *pieces
     cdef int64_t spin                   # ns to poll before we wait for an event
     cdef readonly int status            # of the completion that broke the lane
+    cdef int64_t used                   # when it was given back, ns
     cdef uint64_t born                  # forks when it was made
 
     cdef int move(self, bint inward, const Move *moves, Py_ssize_t count, uint32_t rkey,

@@ -8,6 +8,7 @@ from farpool.native.remote_region cimport RemoteRegion
 
 cdef class RdmaPeer(Loans):
     cdef object open_lane               # seconds -> Lane
+    cdef object connected               # -> whether the control plane is up
     cdef object register                # object, address, nbytes -> MemoryRegion of the caller's buffer
     cdef readonly uint32_t max_message  # bytes of one work request
 

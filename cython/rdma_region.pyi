@@ -16,6 +16,7 @@ class RdmaPeer(Loans):
     def __init__(
         self,
         open_lane: Callable[[float], Lane],
+        connected: Callable[[], bool],
         register: Callable[[object, int, int], MemoryRegion],
         max_message: int,
         limit: int = 4,

@@ -16,17 +16,21 @@ from farpool.native.operation cimport OP_LOAD, OP_READ, OP_READV, STATUS_OK, STA
 from farpool.native.rdma_lane cimport BROKEN, COMPLETE, OVERDUE
 from farpool.native.remote_region cimport ANSWERED, LATE, LOST
 
+from farpool.protocol.errors import ServerLost
+
 cdef enum:
     STAGED_BYTES = 16384        # buffers up to here are copied; a registration costs more
     MOST_MOVES = 4096           # parts of one operation
+    IDLE_NS = 20000000          # a lane that rested longer is used only if the control plane is connected
 
 
 cdef class RdmaPeer(Loans):
     """The queue pairs of one session; see the stub for the contract."""
 
-    def __init__(self, open_lane, register, uint32_t max_message, int limit=4):
+    def __init__(self, open_lane, connected, register, uint32_t max_message, int limit=4):
         Loans.__init__(self, limit)
         self.open_lane = open_lane
+        self.connected = connected
         self.register = register
         self.max_message = max_message
 
@@ -39,14 +43,20 @@ cdef class RdmaPeer(Loans):
             except BaseException:
                 self.write_off()
                 raise
+        elif now_ns() - lane.used > IDLE_NS and not self.connected():
+            # Packets to a server that has gone are answered by nobody: do not wait for them.
+            self.discard(lane)
+            self.reset()
+            raise ServerLost("the server has gone")
         return lane
 
     cdef void give(self, Lane lane):
         """Return a lane that has no work out."""
         if self.closed:
             self.discard(lane)
-        else:
-            self.give_back(lane)
+            return
+        lane.used = now_ns()
+        self.give_back(lane)
 
     cdef void discard(self, Lane lane):
         """Close a lane that has work out, or is of no more use."""

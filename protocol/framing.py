@@ -70,8 +70,8 @@ def decode_payload(payload: bytes | memoryview) -> list[Any]:
             max_map_len=MAX_ITEMS,
             max_ext_len=0,
         )
-    except (ValueError, _msgpack.UnpackException, RecursionError) as error:
-        raise ProtocolError(f"a control frame is not valid msgpack") from None
+    except (ValueError, _msgpack.UnpackException, RecursionError):
+        raise ProtocolError("a control frame is not valid msgpack, or over a limit") from None
     if not _is_list(message):
         raise ProtocolError(f"a control frame holds {type(message).__name__}, not an array")
     _check_depth(message, MAX_DEPTH)

@@ -207,6 +207,9 @@ class ClientContext:
     """What the user's URL said after ``?``."""
     negotiate: Callable[[Mapping[str, Any], float], Mapping[str, Any]] = _nobody_answers
     """``negotiate(params, seconds)`` sends *params* to the server half over the control plane; returns its answer."""
+    connected: Callable[[], bool] = lambda: True
+    """Whether the control plane's connection is up: one system call. A data plane that cannot see for itself that the
+    server has gone asks before it uses a connection that rested."""
 
 
 @dataclass(slots=True)

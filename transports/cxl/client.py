@@ -99,7 +99,9 @@ class CxlClient:
         """Map the slab: its extent of the device, or its file, of which the descriptor is fetched."""
         params = ticket.params
         if "device" in params:
-            return self._device.attach(ticket)
+            region = self._device.attach(ticket)
+            self._regions.add(region)
+            return region
         request = DescriptorRequest(
             session=params["session"],
             secret=params["secret"],

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from farpool.native.cxl_region import CxlRegion
 from farpool.native.mapping import Mapping as MemoryMapping
 from farpool.protocol.errors import ProtocolError, TransportUnavailable
-from farpool.transports.contract import Region, Ticket
+from farpool.transports.contract import Ticket
 from farpool.transports.cxl.coherence import make_region
 from farpool.transports.cxl.devices import Device, candidates, open_device
 from farpool.transports.cxl.superblock import PAGE_BYTES, WORD_BYTES, header_bytes, read_superblock
@@ -42,7 +43,7 @@ class DeviceClient:
         with self._lock:
             self._find(params)
 
-    def attach(self, ticket: Ticket) -> Region:
+    def attach(self, ticket: Ticket) -> CxlRegion:
         """Map the grant's extent: (device, offset, length)."""
         with self._lock:
             found = self._find(ticket.params)

@@ -94,6 +94,9 @@ class Lanes(Protocol):
 OpenPair = Callable[[VerbsPair, float], None]
 """Connect a fresh queue pair to the server's, within seconds."""
 
+Connected = Callable[[], bool]
+"""Whether the control plane's connection is up."""
+
 
 class Binding(Protocol):
     """One way to libibverbs. Access flags are the header's numbers."""
@@ -109,7 +112,7 @@ class Binding(Protocol):
     def domain(self, device: VerbsDevice) -> VerbsDomain: ...  # noqa: D102
     def pair(self, domain: VerbsDomain, *, depth: int, max_inline: int) -> VerbsPair: ...  # noqa: D102
     def lanes(  # noqa: D102
-        self, domain: VerbsDomain, connect: OpenPair, *, max_message: int, depth: int, spin: float
+        self, domain: VerbsDomain, connect: OpenPair, connected: Connected, *, max_message: int, depth: int, spin: float
     ) -> Lanes: ...
 
 

@@ -54,6 +54,7 @@ class RdmaClient:
                 self._lanes = self._binding.lanes(
                     self._binding.domain(self._port.device),
                     self._connect,
+                    self._context.connected,
                     max_message=self._port.max_message,
                     depth=DEPTH,
                     spin=_spin_of(options) / 1e6,

@@ -15,7 +15,7 @@ from farpool.native.rdma_region import RdmaPeer, RdmaRegion
 from farpool.native.verbs import Device, MemoryRegion, ProtectionDomain, QueuePair
 from farpool.transports.contract import AwaitableRegion, Region, Ticket
 from farpool.transports.rdma.awaitable import AwaitablePair, AwaitableRdmaRegion
-from farpool.transports.rdma.binding import OpenPair, VerbsDevice, VerbsDomain
+from farpool.transports.rdma.binding import Connected, OpenPair, VerbsDevice, VerbsDomain
 from farpool.transports.rdma.registrations import Registrations
 
 __all__ = [
@@ -60,16 +60,27 @@ def pair(domain: VerbsDomain, *, depth: int, max_inline: int) -> QueuePair:
     return QueuePair(cast("ProtectionDomain", domain), depth=depth, max_inline=max_inline)
 
 
-def lanes(domain: VerbsDomain, connect: OpenPair, *, max_message: int, depth: int, spin: float) -> NativeLanes:
+def lanes(
+    domain: VerbsDomain, connect: OpenPair, connected: Connected, *, max_message: int, depth: int, spin: float
+) -> NativeLanes:
     """Return a session's lanes."""
-    return NativeLanes(cast("ProtectionDomain", domain), connect, max_message=max_message, depth=depth, spin=spin)
+    return NativeLanes(
+        cast("ProtectionDomain", domain), connect, connected, max_message=max_message, depth=depth, spin=spin
+    )
 
 
 class NativeLanes:
     """A session's connected queue pairs. Thread-safe: each operation borrows one."""
 
     def __init__(
-        self, domain: ProtectionDomain, connect: OpenPair, *, max_message: int, depth: int, spin: float
+        self,
+        domain: ProtectionDomain,
+        connect: OpenPair,
+        connected: Connected,
+        *,
+        max_message: int,
+        depth: int,
+        spin: float,
     ) -> None:
         self._domain = domain
         self._connect = connect
@@ -78,7 +89,7 @@ class NativeLanes:
         self._registrations = Registrations(domain, LOCAL)
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, AwaitablePair] = WeakKeyDictionary()
         self._peer = RdmaPeer(
-            self.open, cast("Callable[[object, int, int], MemoryRegion]", self._registrations), max_message
+            self.open, connected, cast("Callable[[object, int, int], MemoryRegion]", self._registrations), max_message
         )
 
     def open(self, seconds: float) -> Lane:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
-from typing import Final
+from typing import Any, Final
 
 from farpool.native.checks import buffer_extent
 from farpool.protocol.errors import TransportUnavailable
@@ -97,10 +97,10 @@ class Registrations:
         return len(self._entries)
 
 
-def _root_of(owner: object) -> object:
+def _root_of(owner: Any) -> Any:
     """Return the object that owns the memory: what slices and views of it lead to."""
     while True:
-        inner = getattr(owner, "obj", None) if isinstance(owner, memoryview) else getattr(owner, "base", None)
+        inner: Any = getattr(owner, "obj" if type(owner) is memoryview else "base", None)
         if inner is None or isinstance(inner, (bytes, int)):
             return owner
         owner = inner

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import cast
 
 from farpool.protocol.errors import TransportUnavailable
-from farpool.transports.rdma.binding import OpenPair, VerbsDevice, VerbsDomain
+from farpool.transports.rdma.binding import Connected, OpenPair, VerbsDevice, VerbsDomain
 from farpool.transports.rdma.pyverbs import library
 from farpool.transports.rdma.pyverbs.handles import PyverbsError, cause_of
 from farpool.transports.rdma.pyverbs.lanes import PyverbsLanes
@@ -65,6 +65,10 @@ def pair(domain: VerbsDomain, *, depth: int, max_inline: int) -> Pair:
     return Pair(cast("Domain", domain), depth=depth, max_inline=max_inline)
 
 
-def lanes(domain: VerbsDomain, connect: OpenPair, *, max_message: int, depth: int, spin: float) -> PyverbsLanes:
+def lanes(
+    domain: VerbsDomain, connect: OpenPair, connected: Connected, *, max_message: int, depth: int, spin: float
+) -> PyverbsLanes:
     """Return a session's lanes."""
-    return PyverbsLanes(cast("Domain", domain), connect, access=LOCAL, max_message=max_message, depth=depth, spin=spin)
+    return PyverbsLanes(
+        cast("Domain", domain), connect, connected, access=LOCAL, max_message=max_message, depth=depth, spin=spin
+    )

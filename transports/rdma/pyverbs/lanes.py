@@ -12,9 +12,9 @@ from weakref import WeakSet
 from farpool.native.checks import buffer_extent
 from farpool.native.delegating_region import DONE, DelegatingRegion
 from farpool.native.fork import fork_count
-from farpool.protocol.errors import DeadlineExceeded, StaleSlab
+from farpool.protocol.errors import DeadlineExceeded, ServerLost, StaleSlab
 from farpool.transports.contract import AwaitableRegion, Region, Ticket
-from farpool.transports.rdma.binding import OpenPair
+from farpool.transports.rdma.binding import Connected, OpenPair
 from farpool.transports.rdma.pyverbs.awaitable import AwaitablePyverbsRegion
 from farpool.transports.rdma.pyverbs.lane import Lane, Move
 from farpool.transports.rdma.pyverbs.objects import Domain, Pair
@@ -44,8 +44,9 @@ class LanePool:
     any more is free, and those who wait for one look again.
     """
 
-    def __init__(self, open_lane: Callable[[float], Lane]) -> None:
+    def __init__(self, open_lane: Callable[[float], Lane], connected: Connected = lambda: True) -> None:
         self._open_lane = open_lane
+        self._connected = connected
         self._idle: list[Lane] = []
         self._places: WeakSet[_Place] = WeakSet()
         self._returned = threading.Condition()
@@ -59,6 +60,11 @@ class LanePool:
             lane = self._open_lane(max(0.0, deadline - time.monotonic()))
             lane.place = found
             return lane
+        if not self._connected():
+            # Packets to a server that has gone are answered by nobody: do not wait for them.
+            self.discard(found)
+            self.reset()
+            raise ServerLost("the server has gone")
         return found
 
     def _wait(self, deadline: float) -> Lane | _Place:
@@ -211,7 +217,15 @@ class PyverbsLanes:
     """A session's connected queue pairs. Thread-safe: each operation borrows one."""
 
     def __init__(
-        self, domain: Domain, connect: OpenPair, *, access: int, max_message: int, depth: int, spin: float
+        self,
+        domain: Domain,
+        connect: OpenPair,
+        connected: Connected,
+        *,
+        access: int,
+        max_message: int,
+        depth: int,
+        spin: float,
     ) -> None:
         self._domain = domain
         self._connect = connect
@@ -220,7 +234,7 @@ class PyverbsLanes:
         self._depth = depth
         self._spin = spin
         self._registrations = Registrations(domain, access)
-        self._pool = LanePool(self._open)
+        self._pool = LanePool(self._open, connected)
 
     def _open(self, seconds: float) -> Lane:
         pair = Pair(self._domain, depth=self._depth, max_inline=MOST_INLINE)
