@@ -102,7 +102,7 @@ def kernel_arguments(order: Order) -> str:
         [
             "console=ttyS0 loglevel=4 panic=-1 oops=panic mitigations=off random.trust_cpu=on",
             # What the kernel would make of a host that is busy with other things.
-            "tsc=reliable no_timer_check nowatchdog",
+            "tsc=reliable no_timer_check nowatchdog rcupdate.rcu_cpu_stall_suppress=1",
             "modprobe.blacklist=kmem",  # which would make ordinary memory of a volatile region
             f"lab_root={ROOT} lab_results={order.results}",
         ]
