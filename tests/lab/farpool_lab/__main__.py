@@ -32,6 +32,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     run.add_argument("--rdma", action="store_true", help="a soft-RoCE device, rxe0")
     run.add_argument("--cxl", type=size, default=0, metavar="SIZE", help="a memory device, /dev/dax0.0")
     run.add_argument("--cxl-kind", choices=CXL_KINDS, default="pmem", help="what the device is (default: pmem)")
+    run.add_argument("--cpus", type=int, choices=(1, 2, 4), default=1, help="processors of a guest (1, the quickest)")
     run.add_argument("--results", type=Path, default=places.LAB / "results", help="folder that the guest may write to")
     run.add_argument("--timeout", type=float, default=600.0, metavar="S", help="bound of the command (600)")
     run.add_argument("--boot-timeout", type=float, default=300.0, metavar="S", help="bound of the boot (300)")
@@ -65,6 +66,7 @@ def run(given: argparse.Namespace) -> int:
         rdma=given.rdma,
         cxl_bytes=given.cxl,
         cxl_kind=given.cxl_kind,
+        cpus=given.cpus,
         results=given.results.resolve(),
         folder=places.ROOT,
         boot_timeout=given.boot_timeout,

@@ -30,6 +30,7 @@ class Order:
     rdma: bool
     cxl_bytes: int
     cxl_kind: str
+    cpus: int
     results: Path
     folder: Path
     boot_timeout: float
@@ -67,6 +68,7 @@ def instructions(order: Order, host: int) -> bytes:
         "LAB_IP": f"{TCP_NAME}{host + 1}",
         "LAB_PEER_IP": f"{TCP_NAME}{peer + 1}",
         "LAB_RESULTS": str(order.results),
+        "FARPOOL_START_TIMEOUT": "300",
         "PATH": f"{ROOT}/.venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     }
     lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
@@ -86,9 +88,9 @@ def command_line(order: Order, host: int, inherited: Descriptors) -> list[str]:
     words += ["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]
     # The kernel invalidates no CPU caches below a hypervisor, and without that commits no CXL region: hide it.
     words += ["-machine", machine, "-cpu", "max,-hypervisor", "-m", memory]
-    # Two vCPUs each are slower than one where the host has two cores. With maxcpus=1 QEMU would take the guest for
-    # alone with its memory, and make no atomic of its atomics: on an nvdimm two guests lose a third of their additions.
-    words += ["-smp", "2" if order.hosts == 1 else "1,maxcpus=2"]
+    # With maxcpus=1 QEMU would take the guest for alone with its memory, and make no atomic of its atomics: on an nvdimm
+    # two guests lose a third of their additions.
+    words += ["-smp", f"{order.cpus},maxcpus={max(order.cpus, 2)}"]
     words += ["-kernel", str(IMAGE), "-initrd", str(INITRD), "-append", kernel_arguments(order)]
     words += [*ports(inherited), *shares(order), *network(host, inherited)]
     if kind:
