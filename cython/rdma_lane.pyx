@@ -7,7 +7,6 @@ is out must close the lane before the caller's memory is let go: the device coul
 
 from libc.errno cimport EINTR, errno
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy, memset
 
 from cpython.exc cimport PyErr_CheckSignals
 

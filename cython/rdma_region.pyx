@@ -10,7 +10,6 @@ from libc.string cimport memcpy
 
 from farpool.native.checks cimport raise_stale
 from farpool.native.clock cimport now_ns, to_ns
-from farpool.native.fork cimport forks
 from farpool.native.libverbs cimport IBV_WC_REM_ACCESS_ERR
 from farpool.native.operation cimport OP_LOAD, OP_READ, OP_READV, STATUS_OK, STATUS_STALE
 from farpool.native.rdma_lane cimport BROKEN, COMPLETE, OVERDUE

@@ -1,8 +1,8 @@
 """Owner objects for libibverbs: a device, its protection domains, memory regions and reliable connections.
 
 One object owns one C handle. Parents close their children first, children keep their parent alive, ``close`` may be
-called twice. Nothing here waits, so that the GIL is kept, but for registration, which pins pages. A forked child shares the parent's
-device descriptor: there nothing is destroyed, since it would be destroyed in the parent too.
+called twice. Nothing here waits, so that the GIL is kept, but for registration, which pins pages. A forked child shares
+the parent's device descriptor: there nothing is destroyed, since it would be destroyed in the parent too.
 """
 
 from libc.errno cimport EINVAL, ENOMEM, EPERM, errno

@@ -82,14 +82,14 @@ cdef class BareVerbs:
         cdef ibv_sge pieces[DEEPEST]
         cdef int64_t begin, now, end = now_ns() + to_ns(seconds)
         cdef Py_ssize_t count = 0, turn = 0, i
-        cdef int call, failed = 0
+        cdef int failed = 0
         for i in range(offsets.shape[0]):
             if offsets[i] < 0 or offsets[i] + nbytes > self.remote.nbytes:
                 raise OutOfBounds(f"{nbytes} bytes at {offsets[i]} are not within {self.remote.nbytes}")
         with nogil:
             while count < samples.shape[0]:
                 begin = now_ns()
-                for call in range(calls):
+                for _ in range(calls):
                     for i in range(batch):
                         pieces[i].addr = self.local.address + i * nbytes
                         pieces[i].length = nbytes
