@@ -88,8 +88,8 @@ def command_line(order: Order, host: int, inherited: Descriptors) -> list[str]:
     words += ["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]
     # The kernel invalidates no CPU caches below a hypervisor, and without that commits no CXL region: hide it.
     words += ["-machine", machine, "-cpu", "max,-hypervisor", "-m", memory]
-    # With maxcpus=1 QEMU would take the guest for alone with its memory, and make no atomic of its atomics: on an nvdimm
-    # two guests lose a third of their additions.
+    # With maxcpus=1 QEMU would take the guest for alone with its memory, and make no atomic of its atomics: on an
+    # nvdimm two guests lose a third of their additions.
     words += ["-smp", f"{order.cpus},maxcpus={max(order.cpus, 2)}"]
     words += ["-kernel", str(IMAGE), "-initrd", str(INITRD), "-append", kernel_arguments(order)]
     words += [*ports(inherited), *shares(order), *network(host, inherited)]
