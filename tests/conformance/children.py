@@ -35,8 +35,8 @@ def interrupt_reads(pool: farpool.Pool, rounds: str) -> None:
     buffer = bytearray(large.nbytes)
     interrupted = 0
     for number in range(int(rounds)):
-        signal.setitimer(signal.ITIMER_REAL, 1e-4 * (1 + number % 40))
         try:
+            signal.setitimer(signal.ITIMER_REAL, 1e-4 * (1 + number % 40))
             while True:
                 buffer[:] = bytes(large.nbytes)
                 assert large.read_into(buffer) == large.nbytes
