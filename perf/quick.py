@@ -71,16 +71,24 @@ def _measure_transport(url: str | None, transport: str, seconds: float, tell: Pr
         yield unavailable(transport, error.message)
         return
     with pool:
-        for workload in _workloads(pool):
+        yield from _measure_workloads(pool, transport, seconds, tell)
+
+
+def _measure_workloads(pool: Pool, transport: str, seconds: float, tell: Progress) -> Iterator[Row]:
+    """Measure each in turn. What holds views of the slab ends with this, so that the pool can let it go."""
+    with closing(_workloads(pool)) as workloads:
+        for workload in workloads:
             tell(f"{transport}: {workload}")
-            yield _measure(pool, transport, workload, seconds)
+            row = _measure(pool, transport, workload, seconds)
+            del workload
+            yield row
 
 
 def _tell_nobody(text: str) -> None:
     pass
 
 
-def _workloads(pool: Pool) -> Iterator[Workload]:
+def _workloads(pool: Pool) -> Generator[Workload]:
     """Make a slab and the workloads on it, each when it is its turn."""
     slab = pool.allocate(SLAB_NBYTES)
     slab.write(bytes(SLAB_NBYTES))  # every page is there, on both sides, before anything is timed

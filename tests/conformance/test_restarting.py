@@ -76,6 +76,8 @@ def test_without_its_slabs(own_server: EmbeddedServer, pools: dict[str, AnyPool]
         for api, pool in pools.items()
         for name in ("sync lost", "aio lost", "sync kept", "aio kept")
     }
+    if not Path(own_server.arena).is_dir():
+        pytest.skip("an extent of a device cannot be lost by itself")
     own_server.kill()
     for (_, name), slab in handles.items():
         if name.endswith("lost"):

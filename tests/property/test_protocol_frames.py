@@ -80,6 +80,8 @@ def values_of(info: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
             return st.builds(info.cls, **{field.name: values_of(field.type) for field in info.fields})
         case msgspec.inspect.ListType():
             return st.lists(values_of(info.item_type), max_size=3)
+        case msgspec.inspect.TupleType():
+            return st.tuples(*(values_of(each) for each in info.item_types))
         case msgspec.inspect.DictType():
             return st.dictionaries(text, values_of(info.value_type), max_size=3)
         case msgspec.inspect.UnionType():
