@@ -77,6 +77,13 @@ def test_a_client_goes_on_by_itself_after_a_restart(
                 return shared.read(8) != before
 
             until(goes_on, "the client writes again")
+        # Ours has said goodbye: a server that died before it noted that would take us for one that still maps.
+        with farpool.connect(server.url, transport="tcp") as look:
+
+            def is_noted(look: farpool.Pool = look) -> bool:
+                return look.stat().sessions == 2
+
+            until(is_noted, "the client's session and this one are left")
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -75,7 +75,8 @@ def test_slabs_and_processors_are_given_back(server: EmbeddedServer) -> None:
     rows.close()
     assert (os.sched_getaffinity(0), os.sched_getaffinity(server.pid)) == before
     with farpool.connect(server.url) as pool:
-        assert pool.slabs() == []
+        # What a view of a run that was cut off has mapped stays charged as long as this process lives.
+        assert [slab for slab in pool.slabs() if slab.state != "reclaiming"] == []
 
 
 def test_progress_names_what_comes_next(server: EmbeddedServer) -> None:
