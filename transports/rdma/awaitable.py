@@ -13,6 +13,7 @@ from farpool.native.checks import seconds_of
 from farpool.native.rdma_pipeline import SLOT_BYTES, RdmaPipeline
 from farpool.native.rdma_region import RdmaRegion
 from farpool.protocol.errors import DeadlineExceeded, ServerLost, StaleSlab
+from farpool.transports.renewing import renew
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -23,8 +24,6 @@ Submit = Callable[[RdmaPipeline, float], "asyncio.Future[int]"]
 
 MOST_PARTS = 64
 """Parts of one operation: half of what the queue holds, so that two are in flight."""
-
-REST_SECONDS = 0.01
 
 
 class AwaitablePair:
@@ -95,16 +94,8 @@ class AwaitableRdmaRegion:
             except StaleSlab:
                 if attempt > 1 or future is None:
                     raise
-            await self._renew(deadline, attempt)
+            await renew(self._region, deadline, attempt)
         raise AssertionError("unreachable")
-
-    async def _renew(self, deadline: float, attempt: int) -> None:
-        if attempt > 2:
-            await asyncio.sleep(max(0.0, min(deadline - time.monotonic(), attempt * REST_SECONDS)))
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise DeadlineExceeded("the server could not be reached again within the deadline; raise timeout=")
-        await asyncio.to_thread(self._region.refresh, left)
 
     async def _move(self, parts: list[tuple[int, Buffer]], timeout: float | None, *, writes: bool) -> int:
         """Move all parts, cut into operations that fit a slot; they are in flight together."""

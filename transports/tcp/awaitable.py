@@ -16,6 +16,7 @@ from farpool.native.tcp_pipeline import TcpPipeline
 from farpool.native.tcp_region import TcpRegion
 from farpool.native.tcp_wire import ANSWER_BYTES, MAX_PARTS, unpack_answer
 from farpool.protocol.errors import AuthenticationFailed, DeadlineExceeded, ServerLost, StaleSlab, out_of_descriptors
+from farpool.transports.renewing import renew
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["AwaitableConnection", "AwaitableTcpRegion"]
 
 Submit = Callable[[TcpPipeline, float], "asyncio.Future[int]"]
-
-REST_SECONDS = 0.01
-"""Rest before the third attempt, and as much more before each later one."""
 
 
 class AwaitableConnection:
@@ -159,17 +157,8 @@ class AwaitableTcpRegion:
             except StaleSlab:
                 if attempt > 1 or future is None:
                     raise
-            await self._renew(deadline, attempt)
+            await renew(self._region, deadline, attempt)
         raise AssertionError("unreachable")
-
-    async def _renew(self, deadline: float, attempt: int) -> None:
-        """Attach again through the control plane, in a thread: the control plane is synchronous."""
-        if attempt > 2:
-            await asyncio.sleep(max(0.0, min(deadline - time.monotonic(), attempt * REST_SECONDS)))
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise DeadlineExceeded("the server could not be reached again within the deadline; raise timeout=")
-        await asyncio.to_thread(self._region.refresh, left)
 
     async def read_into(self, buffer: Buffer, offset: int = 0, timeout: float | None = None) -> int:
         """Fill *buffer* from the slab and return the bytes read."""
