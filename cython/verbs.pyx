@@ -3,7 +3,11 @@
 One object owns one C handle. Parents close their children first, children keep their parent alive, ``close`` may be
 called twice. Nothing here waits, so that the GIL is kept, but for registration, which pins pages. A forked child shares
 the parent's device descriptor: there nothing is destroyed, since it would be destroyed in the parent too.
+
+``no_gc_clear``: the garbage collector would take a child's parent from it, and close the device below its queue pairs.
 """
+
+from cython cimport no_gc_clear
 
 from libc.errno cimport EINVAL, ENOMEM, EPERM, errno
 from libc.string cimport memcpy, memset
@@ -102,6 +106,7 @@ def device_names():
         ibv_free_device_list(devices)
 
 
+@no_gc_clear
 cdef class Device:
     """An open RDMA device and one of its ports; see the stub for the contract."""
 
@@ -190,6 +195,7 @@ cdef class Device:
             self.context = NULL
 
 
+@no_gc_clear
 cdef class ProtectionDomain:
     """Memory regions and queue pairs that may work together; see the stub for the contract."""
 
@@ -257,6 +263,7 @@ cdef object raise_registration(Device device, uint64_t nbytes, int failed):
     raise TransportUnavailable(asked)
 
 
+@no_gc_clear
 cdef class MemoryRegion:
     """Memory that a device may reach; see the stub for the contract."""
 
@@ -284,6 +291,7 @@ cdef class MemoryRegion:
                 ibv_dereg_mr(mr)
 
 
+@no_gc_clear
 cdef class QueuePair:
     """One reliable connection with a completion queue and channel of its own; see the stub for the contract."""
 
