@@ -19,6 +19,8 @@ import msgspec
 
 from farpool.protocol.errors import FarpoolError, ProtocolError
 from farpool.protocol.framing import encode_frame
+from farpool.protocol.message_base import Done, Reply, Request
+from farpool.protocol.quarantine import Quarantined, Release
 
 __all__ = [
     "ERROR",
@@ -32,7 +34,6 @@ __all__ = [
     "Attached",
     "Detach",
     "Done",
-    "Empty",
     "Event",
     "Free",
     "Goodbye",
@@ -43,6 +44,8 @@ __all__ = [
     "Negotiated",
     "Offer",
     "Open",
+    "Quarantined",
+    "Release",
     "Reply",
     "Request",
     "ResumeKey",
@@ -67,17 +70,6 @@ EVENT: Final = 3
 
 PAGE_SLABS: Final = 1000
 """Slabs in one page of a listing: 1,000 of at most about 600 bytes stay well below a frame's limit."""
-
-
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of every request; ``operation`` is its word on the wire."""
-
-    operation: ClassVar[str]
-    reply: ClassVar[type[Reply]]
-
-
-class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of every reply."""
 
 
 # What replies carry ---------------------------------------------------------------------------------------------
@@ -111,13 +103,6 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     """Why it is not available, and what would mend it."""
     params: dict[str, Any] = {}
     """What the client half's ``probe`` needs: addresses, limits."""
-
-
-class Done(Reply, frozen=True, kw_only=True):
-    """The operation is done; there is nothing more to say."""
-
-
-Empty = Done
 
 
 class Welcome(Reply, frozen=True, kw_only=True):
@@ -182,6 +167,7 @@ class ServerStat(Reply, frozen=True, kw_only=True):
     transports: dict[str, dict[str, Any]]
     """By transport: ``available``, ``reason``, and the counters of its data plane."""
     addresses: list[str]
+    quarantined: list[Quarantined] = []
 
 
 # Requests -------------------------------------------------------------------------------------------------------
@@ -305,7 +291,7 @@ class Goodbye(Request, frozen=True, kw_only=True):
 
 OPERATIONS: Final[dict[str, type[Request]]] = {
     cls.operation: cls
-    for cls in (Hello, Allocate, Open, Attach, Negotiate, Detach, Free, Listing, Stat, Heartbeat, Goodbye)
+    for cls in (Hello, Allocate, Open, Attach, Negotiate, Detach, Free, Listing, Stat, Release, Heartbeat, Goodbye)
 }
 
 

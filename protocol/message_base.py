@@ -1,0 +1,24 @@
+"""What every message of the control plane is made from."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+__all__ = ["Done", "Reply", "Request"]
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of every request; ``operation`` is its word on the wire."""
+
+    operation: ClassVar[str]
+    reply: ClassVar[type[Reply]]
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of every reply."""
+
+
+class Done(Reply, frozen=True, kw_only=True):
+    """The operation is done; there is nothing more to say."""
