@@ -101,7 +101,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     available: bool
     reason: str = ""
     """Why it is not available, and what would mend it."""
-    params: dict[str, Any] = {}
+    params: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
     """What the client half's ``probe`` needs: addresses, limits."""
 
 
@@ -130,13 +130,13 @@ class Attached(Reply, frozen=True, kw_only=True):
     slab: SlabInfo
     epoch: int
     transport: str = ""
-    params: dict[str, Any] = {}
+    params: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
 
 
 class Negotiated(Reply, frozen=True, kw_only=True):
     """What the server half of a transport has answered."""
 
-    params: dict[str, Any] = {}
+    params: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
 
 
 class SlabList(Reply, frozen=True, kw_only=True):
@@ -233,7 +233,7 @@ class Negotiate(Request, frozen=True, kw_only=True):
     operation: ClassVar[str] = "negotiate"
     reply: ClassVar[type[Reply]] = Negotiated
     transport: str
-    params: dict[str, Any] = {}
+    params: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
 
 
 class Detach(Request, frozen=True, kw_only=True):
@@ -285,7 +285,7 @@ class Goodbye(Request, frozen=True, kw_only=True):
 
     operation: ClassVar[str] = "goodbye"
     reply: ClassVar[type[Reply]] = Done
-    mapped: list[tuple[int, int]] = []
+    mapped: list[tuple[int, int]] = msgspec.field(default_factory=list[tuple[int, int]])
     """Slabs, by id and generation, that the process keeps mapped beyond the session: views of them are alive."""
 
 
