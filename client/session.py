@@ -17,12 +17,14 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, TypeVar
 
+from msgspec.structs import replace
+
 from farpool.client.connection import Connection, Late
 from farpool.client.deadlines import seconds_left
 from farpool.client.dialing import dial
 from farpool.native.control_channel import ControlChannel
 from farpool.native.fork import fork_count
-from farpool.protocol.addresses import Address
+from farpool.protocol.addresses import Address, fill_host
 from farpool.protocol.errors import (
     AuthenticationFailed,
     FarpoolError,
@@ -106,7 +108,7 @@ class Session:
 
     @property
     def welcome(self) -> Welcome:
-        """The server's answer to the last Hello."""
+        """The server's answer to the last Hello; hosts that its offers leave open are the one it was reached at."""
         assert self._welcome is not None, "open() comes first"
         return self._welcome
 
@@ -269,7 +271,8 @@ class Session:
                 f"the server speaks version {welcome.protocol} of the control protocol, this client "
                 f"{PROTOCOL_VERSION}; install the same release of farpool on both sides"
             )
-        return welcome
+        offers = [replace(offer, params=fill_host(offer.params, self.address)) for offer in welcome.offers]
+        return replace(welcome, offers=offers)
 
     def _event(self, kind: str, fields: dict[str, Any]) -> None:
         self.on_event(kind, fields)
