@@ -11,6 +11,7 @@ from rich.table import Table
 import farpool
 from farpool.cli.options import AsJson, Timeout, Url, parse_seconds
 from farpool.cli.output import print_struct
+from farpool.cli.release import describe_quarantined
 from farpool.cli.screens import console, fields_table, rows_table
 from farpool.protocol.errors import DeadlineExceeded, ServerLost
 from farpool.protocol.units import format_bytes
@@ -80,6 +81,8 @@ def _summary(stat: ServerStat) -> Table:
     if stat.reclaiming:
         used += f", {format_bytes(stat.reclaiming)} reclaiming"
     table.add_row("used", used)
+    if stat.quarantined:
+        table.add_row("quarantined", "\n".join(describe_quarantined(entry) for entry in stat.quarantined))
     table.add_row("free", format_bytes(stat.free))
     table.add_row("sessions", f"{stat.sessions}, this one included")
     table.add_row("CPU time", f"{stat.cpu_seconds:.2f} s")

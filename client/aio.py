@@ -22,7 +22,7 @@ from farpool.client.signatures import Batch, CompareSwap, FetchAdd, Load, Read, 
 from farpool.client.slab import DATA_METHODS, SlabHandle, keep_error
 from farpool.client.transports import AUTO, Selection
 from farpool.protocol.errors import DeadlineExceeded, InvalidArgument
-from farpool.protocol.messages import ServerStat, SlabInfo
+from farpool.protocol.messages import Quarantined, ServerStat, SlabInfo
 from farpool.protocol.units import Lease
 from farpool.transports.contract import AwaitableRegion
 
@@ -133,6 +133,10 @@ class Pool(PoolHandle):
     async def slabs(self, *, timeout: float | None = None) -> list[SlabInfo]:
         """Return what is known of every slab that this tenant may see."""
         return await self._run(self._deadline(timeout), _keep, self._slabs)
+
+    async def release_host(self, host: str, *, timeout: float | None = None) -> Quarantined:
+        """Tell the server that nothing on *host* maps memory any more; see :meth:`farpool.Pool.release_host`."""
+        return await self._run(self._deadline(timeout), _keep, self._release_host, host)
 
     def close(self) -> Closing:
         """End the session; see :meth:`farpool.Pool.close`. Idempotent.

@@ -15,7 +15,17 @@ from farpool.client.session import GOODBYE_SECONDS, Session
 from farpool.client.slab import Slab, SlabHandle, keep_error
 from farpool.client.transports import AUTO, Selection, TransportReport, select_transport
 from farpool.protocol.errors import InvalidArgument
-from farpool.protocol.messages import Allocate, Listing, Open, ServerStat, SlabInfo, SlabList, Stat
+from farpool.protocol.messages import (
+    Allocate,
+    Listing,
+    Open,
+    Quarantined,
+    Release,
+    ServerStat,
+    SlabInfo,
+    SlabList,
+    Stat,
+)
 from farpool.protocol.units import MAX_SLAB_BYTES, Lease, parse_lease, parse_mode, parse_size, shown, validate_name
 
 __all__ = ["DEFAULT_TIMEOUT", "Pool", "PoolHandle", "connect", "open_session"]
@@ -122,6 +132,11 @@ class PoolHandle:
     def _stat(self, deadline: float) -> ServerStat:
         return self._session.call(Stat(), ServerStat, deadline)
 
+    def _release_host(self, host: str, deadline: float) -> Quarantined:
+        if not isinstance(host, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidArgument(f"a host is named as stat() names it in quarantined, not {shown(host)}")
+        return self._session.call(Release(host=host), Quarantined, deadline)
+
     def _slabs(self, deadline: float) -> list[SlabInfo]:
         found: list[SlabInfo] = []
         more = True
@@ -207,6 +222,20 @@ class Pool(PoolHandle):
     def slabs(self, *, timeout: float | None = None) -> list[SlabInfo]:
         """Return what is known of every slab that this tenant may see, in the order of their ids."""
         return self._slabs(self._deadline(timeout))
+
+    # For the operator ---------------------------------------------------------------------------------------
+
+    def release_host(self, host: str, *, timeout: float | None = None) -> Quarantined:
+        """Tell the server that nothing on *host* maps device memory of its ended sessions any more.
+
+        Their extents become the next slabs' memory: a process there that still had them mapped would write into
+        those. *host* is named as in ``stat().quarantined``. Returns what has come back.
+
+        Raises:
+            InvalidArgument: no ended session of that host holds any; the message names those that do.
+            PermissionDenied: asked by another than root or the server's own user, or from another host.
+        """
+        return self._release_host(host, self._deadline(timeout))
 
     # The end ------------------------------------------------------------------------------------------------
 

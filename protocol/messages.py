@@ -167,7 +167,7 @@ class ServerStat(Reply, frozen=True, kw_only=True):
     transports: dict[str, dict[str, Any]]
     """By transport: ``available``, ``reason``, and the counters of its data plane."""
     addresses: list[str]
-    quarantined: list[Quarantined] = []
+    quarantined: list[Quarantined] = msgspec.field(default_factory=list[Quarantined])
 
 
 # Requests -------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from farpool.server.settings import ConfigurationError
 
 __all__ = ["DEFAULT_TENANT", "Catalog", "HolderRow", "QuarantineRow", "SessionRow", "SlabRow"]
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 APPLICATION_ID: Final = 0x4661_7270
 """``Farp`` in the header of the SQLite file, so that a foreign database is told apart."""
 
@@ -47,7 +47,7 @@ CREATE TABLE slabs (
 );
 CREATE TABLE sessions (
     id INTEGER PRIMARY KEY, tenant TEXT NOT NULL REFERENCES tenants (name), secret_hash BLOB NOT NULL,
-    pid INTEGER, created REAL NOT NULL
+    pid INTEGER, created REAL NOT NULL, host TEXT NOT NULL DEFAULT ''
 );
 CREATE TABLE holders (
     slab INTEGER NOT NULL, session INTEGER NOT NULL, transport TEXT NOT NULL, mode TEXT NOT NULL,
@@ -65,6 +65,7 @@ UPGRADES: Final = {
         "ALTER TABLE slabs ADD COLUMN atomics TEXT NOT NULL DEFAULT 'cpu'",
         QUARANTINE,
     ),
+    2: ("ALTER TABLE sessions ADD COLUMN host TEXT NOT NULL DEFAULT ''",),
 }
 """By version, what makes the next version's schema of it."""
 
@@ -115,6 +116,8 @@ class SessionRow:
     tenant: str
     secret_hash: bytes
     pid: int | None = None
+    host: str = ""
+    """Where its client is; ``""`` is this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,8 +331,8 @@ class Catalog:
 
     def insert_session(self, row: SessionRow) -> None:
         """Record a session so that it can be resumed."""
-        values = (row.id, row.tenant, row.secret_hash, row.pid, time.time())
-        self._change(("INSERT INTO sessions VALUES (?, ?, ?, ?, ?)", values))
+        values = (row.id, row.tenant, row.secret_hash, row.pid, time.time(), row.host)
+        self._change(("INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?)", values))
 
     def delete_session(self, session_id: int) -> None:
         """Forget a session and all that it holds."""
@@ -361,7 +364,8 @@ class Catalog:
     def sessions(self) -> list[SessionRow]:
         """Return the sessions that were alive."""
         self._change()
-        return [SessionRow(*row) for row in self._db.execute("SELECT id, tenant, secret_hash, pid FROM sessions")]
+        rows = self._db.execute("SELECT id, tenant, secret_hash, pid, host FROM sessions")
+        return [SessionRow(*row) for row in rows]
 
     def has_tenant(self, name: str) -> bool:
         """Tell whether there is such a tenant."""

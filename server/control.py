@@ -255,7 +255,6 @@ class Connection(asyncio.Protocol):
                 self.close("its hello was refused")
             return
         self.session = session
-        session.host = "" if self.peer.uid is not None else self.peer.address.rpartition(":")[0].strip("[]")
         self._plane.strangers -= 1
         self._stop_timer()
         if self.peer.pid is not None:

@@ -15,7 +15,7 @@ import structlog
 
 from farpool.native.mapping import Mapping as MemoryMapping
 from farpool.protocol.errors import PermissionDenied
-from farpool.protocol.messages import encode_event
+from farpool.protocol.messages import Quarantined, encode_event
 from farpool.protocol.units import Lease
 from farpool.server.arena import Arena
 from farpool.server.catalog import Catalog, HolderRow, SessionRow, SlabRow
@@ -240,12 +240,14 @@ class Lifecycle:
 
     # Sessions -----------------------------------------------------------------------------------------
 
-    def open_session(self, tenant: str, channel: Channel, limit: int, pid: int | None) -> Session:
+    def open_session(
+        self, tenant: str, channel: Channel, limit: int, pid: int | None = None, host: str = ""
+    ) -> Session:
         """Begin a session and record it, so that a restarted server can resume it."""
         session = self.sessions.open(self.catalog.next_number("next_session"), tenant, channel, limit)
-        session.pid = pid
+        session.pid, session.host = pid, host
         try:
-            self.catalog.insert_session(SessionRow(session.id, tenant, session.secret_hash, pid))
+            self.catalog.insert_session(SessionRow(session.id, tenant, session.secret_hash, pid, host))
         except BaseException:
             session.channel = None
             self.sessions.end(session, SessionEvent.STOPPED)
@@ -269,6 +271,26 @@ class Lifecycle:
             else:
                 self.catalog.delete_session(session.id)
         self._end_some(ending)
+
+    def quarantined(self) -> list[Quarantined]:
+        """Return what ended sessions may still have mapped, by host."""
+        found: list[Quarantined] = []
+        for host, rows in self.quarantine.hosts().items():
+            slabs = self._held_by_any([row.session for row in rows])
+            found.append(_quarantined(host, len(rows), slabs))
+        return found
+
+    def release_host(self, host: str) -> Quarantined:
+        """Take the operator's word for *host*; return what has come back. Raises as :class:`Quarantine` does."""
+        held = {row.session: self.slabs.held_by(row.session) for row in self.quarantine.all()}
+        with self.catalog.together():
+            sessions = self.quarantine.release_host(host)
+        slabs = {slab.id: slab for session_id in sessions for slab in held[session_id]}
+        back = [slab for slab in slabs.values() if slab.state == "reclaiming" and not slab.holders]
+        return _quarantined(host, len(sessions), back)
+
+    def _held_by_any(self, sessions: list[int]) -> list[Slab]:
+        return list({slab.id: slab for session_id in sessions for slab in self.slabs.held_by(session_id)}.values())
 
     def _let_go_of_all(self, session_id: int) -> None:
         for slab in self.slabs.held_by(session_id):
@@ -328,6 +350,10 @@ class Lifecycle:
         self.quarantine.close()
         for slab in self.slabs.all():
             slab.close_memory()
+
+
+def _quarantined(host: str, sessions: int, slabs: list[Slab]) -> Quarantined:
+    return Quarantined(host=host, sessions=sessions, slabs=len(slabs), nbytes=sum(slab.charged for slab in slabs))
 
 
 def _row_of(slab: Slab) -> SlabRow:

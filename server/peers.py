@@ -28,6 +28,16 @@ class Peer:
     def __str__(self) -> str:
         return self.address
 
+    @property
+    def host(self) -> str:
+        """Its host's address; ``""`` is this machine."""
+        return "" if self.uid is not None else self.address.rpartition(":")[0].strip("[]")
+
+    @property
+    def is_operator(self) -> bool:
+        """Tell whether it is root or the server's own user, on this machine."""
+        return self.uid is not None and self.uid in (0, os.geteuid())
+
 
 def peer_of(transport: asyncio.BaseTransport) -> Peer:
     """Return who is connected through *transport*."""

@@ -7,18 +7,27 @@ it is gone: a host that does not answer may store to its mapping at any time. No
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import structlog
 
+from farpool.protocol.errors import InvalidArgument, PermissionDenied
 from farpool.server.catalog import Catalog, QuarantineRow
 from farpool.server.deadlines import boot_id
 from farpool.server.peers import ProcessWatch
 
-__all__ = ["Quarantine", "process_begun"]
+__all__ = ["LOCAL", "Quarantine", "process_begun"]
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("farpool.quarantine")
+
+LOCAL: Final = "local"
+"""How an operator names this machine."""
+
+NAMED: Final = 20
+"""Hosts or processes in one message at most."""
 
 
 def process_begun(pid: int) -> int | None:
@@ -47,6 +56,13 @@ class Quarantine:
         """Return the sessions that are held, in the order in which they came."""
         return list(self._rows.values())
 
+    def hosts(self) -> dict[str, list[QuarantineRow]]:
+        """Return the sessions that are held by the name of their host."""
+        hosts: dict[str, list[QuarantineRow]] = defaultdict(list)
+        for row in self._rows.values():
+            hosts[row.host or LOCAL].append(row)
+        return dict(hosts)
+
     def begin(self, session_id: int, pid: int | None, host: str) -> None:
         """Keep what an ended session holds until its process is gone."""
         begun = None if pid is None else process_begun(pid)
@@ -67,6 +83,26 @@ class Quarantine:
         self._watches[row.session] = ProcessWatch(loop, row.pid, lambda: self.release(row.session))
         if not _lives(row):  # it ended before it was watched
             loop.call_soon(self.release, row.session)
+
+    def release_host(self, host: str) -> list[int]:
+        """Take the operator's word that nothing on *host* maps what its sessions had; return these.
+
+        Raises:
+            InvalidArgument: the host has none here.
+            PermissionDenied: all are processes of this machine, which are seen to live.
+        """
+        hosts = self.hosts()
+        if host not in hosts:
+            others = ", ".join(sorted(hosts)[:NAMED]) or "none does"
+            raise InvalidArgument(f"no ended session of host {host[:80]!r} holds memory; those that do: {others}")
+        sessions = [row.session for row in hosts[host] if row.pid is None]
+        if not sessions:
+            pids = " ".join(sorted({str(row.pid) for row in hosts[host]})[:NAMED])
+            raise PermissionDenied(f"what has the memory mapped on this host is alive; end it with: kill {pids}")
+        for session_id in sessions:
+            self.release(session_id)
+        log.warning("memory released on the operator's word", host=host, sessions=sessions)
+        return sessions
 
     def release(self, session_id: int) -> None:
         """Take the session's word that it holds nothing: its process is gone, or the operator says so."""

@@ -57,7 +57,7 @@ def reconcile(
     generations.restore({row.slot: row.generation for row in live})
     for session in known.values():
         restored = sessions.restore(session.id, session.tenant, session.secret_hash)
-        restored.pid = session.pid
+        restored.pid, restored.host = session.pid, session.host
     for row in live:
         slab = _slab_of(row, arena, row.owner if row.owner in known else None)
         if row.ttl is not None and slab.owner is None:

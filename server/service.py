@@ -27,6 +27,8 @@ from farpool.protocol.messages import (
     Negotiate,
     Negotiated,
     Open,
+    Quarantined,
+    Release,
     Reply,
     Request,
     ServerStat,
@@ -50,6 +52,9 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("farpool.service")
 
 RESERVED_SESSIONS: Final = 2
 """Beyond the limit, for local processes of the server's own user: the operator gets in when clients have it all."""
+
+MOST_HOSTS: Final = 1000
+"""Hosts of the quarantine in one reply, which is a frame of 1 MiB at most."""
 
 SERVER_NAME: Final = f"farpool/{version('farpool')}"
 
@@ -98,10 +103,11 @@ class PoolService:
         sessions = self.life.sessions
         if hello.resume is not None:
             session = sessions.resume(hello.resume.session, hello.resume.secret, channel)
-            session.pid = peer.pid
+            session.pid, session.host = peer.pid, peer.host
         else:
             limit = self.limits.max_sessions + (RESERVED_SESSIONS if peer.uid == os.geteuid() else 0)
-            session = self.life.open_session(tenant, channel, limit, peer.pid)
+            session = self.life.open_session(tenant, channel, limit, peer.pid, peer.host)
+        session.operator = peer.is_operator
         assert session.served is not None
         return session, Welcome(
             protocol=PROTOCOL_VERSION,
@@ -120,7 +126,7 @@ class PoolService:
         """Note a sign of life."""
         session.last_seen = self._clock()
 
-    def handle(self, session: Session, request: Request) -> Reply | Awaitable[Reply]:
+    def handle(self, session: Session, request: Request) -> Reply | Awaitable[Reply]:  # noqa: C901  one case each
         """Do what *request* asks for *session*; long work comes back as an awaitable."""
         session.last_seen = now = self._clock()
         if isinstance(request, Heartbeat):
@@ -144,6 +150,8 @@ class PoolService:
                 return self._list(session, request)
             case Stat():
                 return self._stat()
+            case Release():
+                return self._release(session, request)
             case _:
                 raise ProtocolError(f"{request.operation} cannot be asked in an open session")
 
@@ -246,7 +254,16 @@ class PoolService:
             cpu_seconds=usage.ru_utime + usage.ru_stime,
             transports=self.life.planes.counters(),
             addresses=self.addresses,
+            quarantined=self.life.quarantined()[:MOST_HOSTS],
         )
+
+    def _release(self, session: Session, request: Release) -> Quarantined:
+        if not session.operator:
+            raise PermissionDenied(
+                f"only root or the server's own user may release the memory of host {request.host[:80]!r}, on the "
+                f"server's host: farpool release --host {request.host[:80]} --url {self.addresses[0]}"
+            )
+        return self.life.release_host(request.host)
 
     def info(self, slab: Slab) -> SlabInfo:
         """Return what anyone who may see the slab is told of it."""

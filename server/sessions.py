@@ -113,6 +113,7 @@ class Session:
         "id",
         "last_seen",
         "mapped",
+        "operator",
         "pid",
         "secret_hash",
         "served",
@@ -143,6 +144,8 @@ class Session:
         """Slabs, by id and generation, that its client has said to leave mapped at its goodbye."""
         self.host = ""
         """Where its client is, as an operator would name it; ``""`` is this machine."""
+        self.operator = False
+        """Whether its client is root or the server's own user, on this machine."""
         self.watch: Closeable | None = None
         """Tells when the client's process dies, if it is on this machine."""
         self.watches = 0

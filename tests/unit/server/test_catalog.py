@@ -191,3 +191,20 @@ def test_a_newer_schema_is_refused(opened: Opener, path: Path) -> None:
     newer.close()
     with pytest.raises(ConfigurationError, match=r"schema 99.*newer farpool"):
         opened()
+
+
+def test_a_catalog_of_an_older_release_is_brought_forward(opened: Opener, path: Path) -> None:
+    opened().close()
+    older = sqlite3.connect(path)
+    older.executescript(
+        "DROP TABLE sessions; CREATE TABLE sessions (id INTEGER PRIMARY KEY, tenant TEXT NOT NULL,"
+        " secret_hash BLOB NOT NULL, pid INTEGER, created REAL NOT NULL);"
+        "INSERT INTO sessions VALUES (7, 'default', x'00', 4711, 0.0); PRAGMA user_version = 2;"
+    )
+    older.close()
+    catalog = opened()
+    catalog.insert_session(SessionRow(8, "default", b"h", None, "10.0.0.2"))
+    assert catalog.sessions() == [
+        SessionRow(7, "default", b"\0", 4711),
+        SessionRow(8, "default", b"h", None, "10.0.0.2"),
+    ]
