@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from typing import Annotated
 
@@ -10,7 +9,7 @@ import typer
 
 from farpool.protocol.errors import InvalidArgument, PermissionDenied, ProtocolError
 from farpool.protocol.units import format_bytes
-from farpool.transports.cxl.devices import Device, open_device
+from farpool.transports.cxl.devices import open_device
 from farpool.transports.cxl.superblock import PAGE_BYTES, Superblock, read_superblock, write_superblock
 
 __all__ = ["format"]
@@ -23,7 +22,7 @@ def format(  # noqa: A001  the command's name
     """Say what a device holds, and with --yes make it a blank one that any server may take."""
     device = open_device(path, writable=True)
     try:
-        _lock(device)
+        device.lock()
         if device.nbytes < device.align:
             raise InvalidArgument(f"{path} is too small: {format_bytes(device.nbytes)}; name a larger device")
         with device.map(0, PAGE_BYTES, writable=True) as header:
@@ -43,12 +42,3 @@ def format(  # noqa: A001  the command's name
     finally:
         device.close()
     print(f"formatted {path}, {format_bytes(device.nbytes)}; it was: {holds}")
-
-
-def _lock(device: Device) -> None:
-    try:
-        fcntl.flock(device.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise PermissionDenied(
-            f"{device.path} is busy: a farpool server has it; stop that one first, see: fuser -v {device.path}"
-        ) from None

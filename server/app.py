@@ -169,6 +169,7 @@ class Server:
                 coherence=self.settings.coherence,
             )
             await planes.start(name, context)
+        planes.require_one()
 
     async def _listen(self) -> None:
         self._control = ControlPlane(self.service, self._loop)

@@ -17,7 +17,7 @@ from farpool.protocol.errors import FarpoolError, InvalidArgument, TransportUnav
 from farpool.protocol.messages import Offer
 from farpool.server.settings import ConfigurationError, ServerSettings
 from farpool.server.slabs import Slab
-from farpool.transports.contract import Mode, ServedSession, ServerContext, ServerTransport
+from farpool.transports.contract import Mode, ServedSession, ServerContext, ServerTransport, Transport
 from farpool.transports.registry import find_transport
 
 __all__ = ["DataPlanes", "transport_settings"]
@@ -43,10 +43,12 @@ class DataPlanes:
     async def start(self, name: str, context: ServerContext) -> None:
         """Start one transport; raise ``ConfigurationError`` if it is not installed or its port is in use."""
         try:
-            plane = find_transport(name).server()
+            plane = _find(name).server()
             await plane.start(context)
+        except ConfigurationError:
+            raise
         except InvalidArgument as error:
-            raise ConfigurationError(f"{error}; name installed ones with --transports") from None
+            raise ConfigurationError(f"transport {name}: {error}") from None
         except TransportUnavailable as error:
             if _is_port_problem(error) or _is_port_problem(error.__cause__ or error.__context__):
                 raise ConfigurationError(f"transport {name}: {error}") from None
@@ -59,6 +61,12 @@ class DataPlanes:
             log.exception("transport failed to start", transport=name)
         else:
             self._planes[name] = plane
+
+    def require_one(self) -> None:
+        """Raise ``ConfigurationError`` if none has started: such a server could give nobody any memory."""
+        if not self._planes:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in self._reasons.items())
+            raise ConfigurationError(f"no transport that was asked for can be offered. {reasons}")
 
     async def stop(self) -> None:
         """Stop every transport."""
@@ -141,6 +149,13 @@ class DataPlanes:
         }
         report.update({name: {"available": False, "reason": why} for name, why in self._reasons.items()})
         return report
+
+
+def _find(name: str) -> Transport:
+    try:
+        return find_transport(name)
+    except InvalidArgument as error:
+        raise ConfigurationError(f"{error}; name installed ones with --transports") from None
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import os
 import threading
 from pathlib import Path
@@ -56,7 +55,6 @@ class DeviceArena:
         with contextlib.ExitStack() as undo:
             self._device = _open(path, incoherent=incoherent)
             undo.callback(self._device.close)
-            _lock_device(self._device)
             self._words = words_of(self._device)
             start = header_bytes(self._words, self._device.align)
             self._allocator = ExtentAllocator(start, self._device.nbytes, self._device.align)
@@ -206,28 +204,12 @@ def _open(path: str, *, incoherent: bool) -> Device:
     try:
         if incoherent:
             cache_lines.instructions()
-        return open_device(path, writable=True)
+        device = open_device(path, writable=True)
+        try:
+            device.lock()
+        except BaseException:
+            device.close()
+            raise
     except TransportUnavailable as error:
         raise ConfigurationError(f"arena {error.message}") from None
-
-
-def _lock_device(device: Device) -> None:
-    try:
-        fcntl.flock(device.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = _holder_of_lock(device.fd)
-        raise ConfigurationError(
-            f"arena {device.path} is busy: the farpool server with pid {holder or 'unknown'} has it; stop that one "
-            f"with: kill {holder or 'PID'}"
-        ) from None
-
-
-def _holder_of_lock(fd: int) -> int | None:
-    """Return the process that holds the lock on a file, as ``/proc/locks`` tells it."""
-    status = os.fstat(fd)
-    wanted = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-    for line in Path("/proc/locks").read_text("ascii").splitlines():
-        words = line.split()
-        if "FLOCK" in words and wanted in words:
-            return int(words[words.index(wanted) - 1])
-    return None
+    return device

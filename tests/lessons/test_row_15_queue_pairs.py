@@ -19,8 +19,9 @@ import farpool
 from farpool.transports.contract import ServedSession, ServerContext
 from farpool.transports.rdma import server as rdma_server
 from farpool.transports.rdma.binding import Binding, VerbsPair
-from farpool.transports.rdma.ports import Gid, Port
+from farpool.transports.rdma.ports import Port
 from farpool.transports.rdma.server import PAIRS_A_SESSION, RdmaServer
+from farpool.transports.rdma.sysfs import Gid
 
 END = {"number": 17, "psn": 1, "gid": bytes(16), "lid": 0, "mtu": 5, "reads_in": 1}
 SESSIONS = [ServedSession(id=number, tenant="default", secret=bytes(32)) for number in range(4)]

@@ -27,14 +27,15 @@ class OnePort:
     name, port = "nic0", 1
 
 
-def choose(wanted: int | None) -> int:
+def choose(wanted: int | None, root: Path) -> int:
     """Return the index that is chosen."""
-    return ports._choose_gid(cast("VerbsDevice", OnePort()), wanted).index  # pyright: ignore[reportPrivateUsage]
+    gid = ports._choose_gid(cast("VerbsDevice", OnePort()), wanted, root)  # pyright: ignore[reportPrivateUsage]
+    return gid.index
 
 
 def write_table(folder: Path, rows: list[tuple[str, str]]) -> None:
     """Write what the kernel shows of a port's GIDs."""
-    port = folder / OnePort.name / "ports" / "1"
+    port = folder / "class/infiniband" / OnePort.name / "ports" / "1"
     for part in ("gids", "gid_attrs/types", "gid_attrs/ndevs"):
         (port / part).mkdir(parents=True)
     for index, (address, kind) in enumerate(rows):
@@ -54,29 +55,24 @@ def write_table(folder: Path, rows: list[tuple[str, str]]) -> None:
         ([(LINK_LOCAL, "")], 0),
     ],
 )
-def test_a_routable_roce_v2_gid_is_chosen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: list[tuple[str, str]], chosen: int
-) -> None:
-    monkeypatch.setattr(ports, "SYSFS", tmp_path)
+def test_a_routable_roce_v2_gid_is_chosen(tmp_path: Path, rows: list[tuple[str, str]], chosen: int) -> None:
     write_table(tmp_path, rows)
-    assert choose(None) == chosen
+    assert choose(None, tmp_path) == chosen
 
 
-def test_another_choice_is_answered_with_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ports, "SYSFS", tmp_path)
+def test_another_choice_is_answered_with_the_table(tmp_path: Path) -> None:
     write_table(tmp_path, [(LINK_LOCAL, V1), (MAPPED, V2)])
-    assert choose(0) == 0
+    assert choose(0, tmp_path) == 0
     with pytest.raises(farpool.TransportUnavailable) as caught:
-        choose(7)
+        choose(7, tmp_path)
     assert "no GID 7 on port 1" in str(caught.value)
     assert "0 (IB/RoCE v1 fe80::" in str(caught.value)
     assert "1 (RoCE v2 ::ffff:" in str(caught.value)
 
 
-def test_a_port_without_any_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ports, "SYSFS", tmp_path)
+def test_a_port_without_any_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(farpool.TransportUnavailable, match="ip addr add"):
-        choose(None)
+        choose(None, tmp_path)
 
 
 @pytest.mark.lab

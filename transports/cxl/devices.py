@@ -7,6 +7,7 @@ the command that mends it.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import pwd
 import shlex
@@ -20,7 +21,7 @@ from farpool.native.mapping import Mapping as MemoryMapping
 from farpool.protocol.errors import TransportUnavailable
 from farpool.protocol.units import format_bytes
 
-__all__ = ["FILE_ALIGN", "Device", "dax_names", "open_device", "problem_of"]
+__all__ = ["FILE_ALIGN", "Device", "dax_names", "holder_of_lock", "open_device", "problem_of"]
 
 FILE_ALIGN: Final = 2 << 20
 """Alignment of extents in a file: that of the huge pages an fsdax mount maps with."""
@@ -54,6 +55,17 @@ class Device:
             raise TransportUnavailable(
                 f"{format_bytes(length)} at {offset} of {self.path} cannot be mapped ({error.strerror}){mend}"
             ) from error
+
+    def lock(self) -> None:
+        """Take the device for this process alone, among Farpool's; raise ``TransportUnavailable``."""
+        try:
+            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = holder_of_lock(self.fd)
+            who, mend = (f"with pid {holder} ", f"kill {holder}") if holder else ("", f"fuser -v {self.path}")
+            raise TransportUnavailable(
+                f"{self.path} is busy: the farpool server {who}has it; stop that one; run: {mend}"
+            ) from None
 
     def close(self) -> None:
         """Close the descriptor; mappings stay."""
@@ -107,6 +119,17 @@ def problem_of(name: str, sys_root: Path = SYS_ROOT) -> str | None:
         return f"{name} is bound to {what}, not to {DEVICE_DAX}; run: {reconfigure}"
     if not _number(node / "size"):
         return f"{name} has no memory; run: daxctl reconfigure-device --size=SIZE {name}"
+    return None
+
+
+def holder_of_lock(fd: int) -> int | None:
+    """Return the process that holds the lock on a file, as ``/proc/locks`` tells it."""
+    status = os.fstat(fd)
+    wanted = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    for line in Path("/proc/locks").read_text("ascii").splitlines():
+        words = line.split()
+        if "FLOCK" in words and wanted in words:
+            return int(words[words.index(wanted) - 1])
     return None
 
 

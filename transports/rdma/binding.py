@@ -138,12 +138,12 @@ def load(name: str = DEFAULT_BINDING) -> Binding:
 def _why_not(name: str, error: ImportError) -> str:
     if name == "pyverbs":
         return (
-            f"the pyverbs binding cannot be imported ({error}); install it and link it into .venv: "
-            "apt-get install python3-pyverbs, then make pyverbs"
+            f"the pyverbs binding cannot be imported ({error}); install it and link it into .venv; run: "
+            "apt-get install -y python3-pyverbs && make pyverbs"
         )
     if "libibverbs" in str(error):
-        return f"libibverbs is missing ({error}); install it: apt-get install libibverbs1 ibverbs-providers"
+        return f"libibverbs is missing ({error}); run: apt-get install -y libibverbs1 ibverbs-providers"
     return (
-        f"this build of farpool has no rdma ({error}); install libibverbs-dev and build again: "
-        "apt-get install libibverbs-dev, then make build or pip install --force-reinstall farpool"
+        f"this build of farpool has no rdma ({error}): it was built without libibverbs-dev; run: "
+        "apt-get install -y libibverbs-dev && pip install --force-reinstall --no-cache-dir farpool"
     )

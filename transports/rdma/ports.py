@@ -1,12 +1,10 @@
 """Choose the device, port, GID and MTU of an RDMA connection, and say why.
 
-Verbs leave this choice to the program, and a wrong one fails late, with a time-out. The order here: RoCE v2 with an
-IPv4 address first (it is routed, and firewalls know it), then RoCE v2 with a global IPv6 address, then the rest.
+Verbs leave this choice to the program, and a wrong one fails late, with a time-out. How GIDs rank is in ``sysfs``.
 """
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,34 +12,20 @@ from typing import Final
 
 from farpool.protocol.errors import InvalidArgument, TransportUnavailable
 from farpool.transports.rdma.binding import Binding, VerbsDevice
+from farpool.transports.rdma.sysfs import (
+    SYS_ROOT,
+    Gid,
+    best_gid,
+    gid_table,
+    why_inactive,
+    why_no_device,
+    why_no_gid,
+)
 
-__all__ = ["MTU_BYTES", "Gid", "Port", "gid_table", "open_port"]
+__all__ = ["MTU_BYTES", "Port", "open_port"]
 
-SYSFS: Final = Path("/sys/class/infiniband")
 MTU_BYTES: Final = {1: 256, 2: 512, 3: 1024, 4: 2048, 5: 4096}
 """ibv_mtu of <infiniband/verbs.h> in bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gid:
-    """One entry of a port's GID table."""
-
-    index: int
-    address: str
-    kind: str
-    """``RoCE v2``, ``IB/RoCE v1`` or empty where the kernel does not say."""
-    interface: str
-
-    @property
-    def rank(self) -> int:
-        """Low is better."""
-        address = ipaddress.IPv6Address(self.address)
-        routed = self.kind == "RoCE v2"
-        if routed and address.ipv4_mapped is not None:
-            return 0
-        if routed and not address.is_link_local:
-            return 1
-        return 2 if routed else 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,31 +46,7 @@ class Port:
 
     def describe(self) -> str:
         """Return the choice in a few words."""
-        kind = self.gid.kind or "InfiniBand"
-        return (
-            f"{self.device.name} port {self.device.port}, GID {self.gid.index} ({kind} {self.gid.address}), "
-            f"MTU {MTU_BYTES.get(self.mtu, 0)}"
-        )
-
-
-def gid_table(device: str, port: int) -> list[Gid]:
-    """Return the port's GIDs as the kernel shows them, without the empty ones."""
-    base = SYSFS / device / "ports" / str(port)
-    table: list[Gid] = []
-    for entry in sorted((base / "gids").glob("*"), key=lambda path: int(path.name)):
-        address = _read(entry)
-        if address and ipaddress.IPv6Address(address) != ipaddress.IPv6Address(0):
-            kind = _read(base / "gid_attrs" / "types" / entry.name)
-            interface = _read(base / "gid_attrs" / "ndevs" / entry.name)
-            table.append(Gid(int(entry.name), str(ipaddress.IPv6Address(address)), kind, interface))
-    return table
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:  # an unused entry of the table has no attributes
-        return ""
+        return f"{self.device.name} port {self.device.port}, GID {self.gid}, MTU {MTU_BYTES.get(self.mtu, 0)}"
 
 
 def open_port(binding: Binding, settings: Mapping[str, object]) -> Port:
@@ -100,33 +60,31 @@ def open_port(binding: Binding, settings: Mapping[str, object]) -> Port:
     wanted = settings.get("device")
     names = binding.device_names()
     if not names:
-        raise TransportUnavailable(
-            "there is no RDMA device here; load the NIC's driver, or make a software one: "
-            "rdma link add rxe0 type rxe netdev eth0"
-        )
+        raise TransportUnavailable(why_no_device())
     if wanted is not None and wanted not in names:
         raise TransportUnavailable(f"there is no RDMA device {wanted}; this machine has {', '.join(names)}")
     failures: list[str] = []
     for name in [str(wanted)] if wanted is not None else names:
-        device = binding.open_device(name, number)
         try:
-            return _examine(device, settings)
+            return _open(binding, name, number, settings)
         except TransportUnavailable as error:
-            device.close()
             failures.append(error.message)
-        except BaseException:
-            device.close()
-            raise
     raise TransportUnavailable("; ".join(failures))
+
+
+def _open(binding: Binding, name: str, number: int, settings: Mapping[str, object]) -> Port:
+    device = binding.open_device(name, number)
+    try:
+        return _examine(device, settings)
+    except BaseException:
+        device.close()
+        raise
 
 
 def _examine(device: VerbsDevice, settings: Mapping[str, object]) -> Port:
     state, limits = device.port_state(), device.limits()
     if not state["active"]:
-        raise TransportUnavailable(
-            f"port {device.port} of RDMA device {device.name} is not active; bring its link up: "
-            "rdma link shows its netdev, then ip link set NETDEV up"
-        )
+        raise TransportUnavailable(why_inactive(device.name, device.port))
     gid = _choose_gid(device, _integer(settings, "gid_index", 0, 255))
     return Port(
         device=device,
@@ -141,20 +99,20 @@ def _examine(device: VerbsDevice, settings: Mapping[str, object]) -> Port:
     )
 
 
-def _choose_gid(device: VerbsDevice, wanted: int | None) -> Gid:
-    table = gid_table(device.name, device.port)
+def _choose_gid(device: VerbsDevice, wanted: int | None, sys_root: Path = SYS_ROOT) -> Gid:
+    table = gid_table(device.name, device.port, sys_root)
+    best = best_gid(table)
+    if best is None:
+        raise TransportUnavailable(why_no_gid(device.name, device.port, sys_root))
     if wanted is None:
-        if not table:
-            raise TransportUnavailable(
-                f"RDMA device {device.name} has no GID on port {device.port}; give its netdev an address: "
-                "ip addr add ADDRESS/24 dev NETDEV"
-            )
-        return min(table, key=lambda gid: (gid.rank, gid.index))
+        return best
     for gid in table:
         if gid.index == wanted:
             return gid
-    indices = ", ".join(f"{gid.index} ({gid.kind} {gid.address})" for gid in table) or "none"
-    raise TransportUnavailable(f"RDMA device {device.name} has no GID {wanted} on port {device.port}; it has {indices}")
+    raise TransportUnavailable(
+        f"RDMA device {device.name} has no GID {wanted} on port {device.port}; it has {', '.join(map(str, table))}; "
+        f"take gid_index={best.index}, or leave that out for the same"
+    )
 
 
 def _choose_mtu(device: VerbsDevice, active: int, wanted: int | None) -> int:

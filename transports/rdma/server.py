@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from farpool.protocol.errors import InvalidArgument, TransportUnavailable
+from farpool.protocol.units import format_bytes
 from farpool.transports.contract import Mode, ServedSession, ServedSlab, ServerContext
 from farpool.transports.rdma import binding as bindings
 from farpool.transports.rdma.binding import Binding, VerbsDomain, VerbsMemory, VerbsPair
 from farpool.transports.rdma.handshake import connect_pair, decode_end, describe_end
+from farpool.transports.rdma.locked_memory import ENOUGH_BYTES, how_to_raise, locked_limit
 from farpool.transports.rdma.ports import Port, open_port
 
 __all__ = ["RdmaServer"]
@@ -58,6 +60,11 @@ class RdmaServer:
         self._context = context
         self._timer = context.loop.call_later(RECLAIM_SECONDS, self._reclaim)
         context.report("rdma device", {"device": self._port.describe()})
+        locked = locked_limit()
+        if locked is not None and locked < ENOUGH_BYTES:
+            reason = f"only {format_bytes(locked)} of slabs can be registered: the limit of locked memory"
+            mend = f"{how_to_raise()}, or LimitMEMLOCK=infinity in the systemd unit"
+            context.report("locked memory is short", {"reason": f"{reason}; run: {mend}"})
 
     async def stop(self) -> None:
         """Close the device, and what was made from it first."""

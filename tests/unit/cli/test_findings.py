@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from farpool.cli.findings import CHECKS, Finding, Subject, _dax_contents, examine  # pyright: ignore[reportPrivateUsage]
+from farpool.cli.checks import CHECKS, examine
+from farpool.cli.cxl_findings import describe_contents
+from farpool.cli.findings import Finding, Subject
 from farpool.cli.main import main
 from farpool.transports.cxl.devices import open_device
 
@@ -53,30 +54,8 @@ def test_doctor_exits_1_when_something_fails(bare: Cli, tmp_path: Path) -> None:
     assert "1 fail" in result.out
 
 
-def test_rdma_ports_are_listed_with_their_state(tmp_path: Path) -> None:
-    for device, state in (("mlx5_0", "4: ACTIVE"), ("rxe0", "1: DOWN")):
-        port = tmp_path / "class/infiniband" / device / "ports/1"
-        port.mkdir(parents=True)
-        (port / "state").write_text(state + "\n")
-    found = run("rdma devices", Subject(sys_root=tmp_path))
-    assert [(finding.level, finding.message) for finding in found] == [
-        ("ok", "mlx5_0 port 1: 4: ACTIVE"),
-        ("warn", "rxe0 port 1: 1: DOWN"),
-    ]
-
-
 def test_no_devices_are_a_warning(tmp_path: Path) -> None:
-    subject = Subject(sys_root=tmp_path, modules_root=tmp_path)
-    (rdma,) = run("rdma devices", subject)
-    assert (rdma.level, rdma.mend) == ("warn", "")
-    modules = tmp_path / platform.release()
-    modules.mkdir()
-    (modules / "modules.dep").write_text("kernel/drivers/infiniband/sw/rxe/rdma_rxe.ko.xz: a.ko\n")
-    (tmp_path / "class/net/lo").mkdir(parents=True)
-    assert [finding.mend for finding in run("rdma devices", subject)] == [""]
-    (tmp_path / "class/net/ens3").mkdir()
-    (rdma,) = run("rdma devices", subject)
-    assert rdma.mend.endswith("type rxe netdev ens3")
+    subject = Subject(sys_root=tmp_path)
     assert {finding.level for name in ("rdma library", "locked memory") for finding in run(name, subject)} == {"ok"}
     (cxl,) = run("cxl devices", Subject(sys_root=tmp_path))
     assert (cxl.level, cxl.mend) == ("warn", "")
@@ -100,7 +79,7 @@ def test_what_a_device_holds(tmp_path: Path) -> None:
     path = tmp_path / "memory"
 
     def contents() -> Finding:
-        return _dax_contents("memory", open_device(str(path), writable=True))
+        return describe_contents("memory", open_device(str(path), writable=True))
 
     path.write_bytes(bytes(2 << 20))
     assert "too small" in contents().message
