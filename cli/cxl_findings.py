@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from farpool.cli.findings import Finding, Subject, finding_of
 from farpool.protocol.errors import ProtocolError, TransportUnavailable
@@ -40,6 +41,13 @@ def _dax_device(name: str, subject: Subject) -> Finding:
     return finding_of(CHECK, problem)
 
 
+def _state_dir() -> str:
+    """Return where a server of this user keeps what it knows of devices."""
+    from farpool.server.settings import load_settings  # noqa: PLC0415  no client command loads the server for nothing
+
+    return load_settings().state_dir
+
+
 def describe_contents(name: str, device: Device) -> Finding:
     """Say what an open device holds, and close it."""
     size = f"{name}: {format_bytes(device.nbytes)}, aligned to {format_bytes(device.align)}"
@@ -54,6 +62,12 @@ def describe_contents(name: str, device: Device) -> Finding:
         return Finding(CHECK, "warn", f"{size}: {error.message}", f"farpool format --yes {device.path}")
     finally:
         device.close()
-    holds = "blank" if found is None or not found.claimed else f"carries the arena {found.arena.hex()}"
-    holds += f", served by pid {holder}" if holder else ""
-    return Finding(CHECK, "ok", f"{size}, {holds}")
+    number = found.arena.hex() if found is not None and found.claimed else ""
+    holds = f"{size}, carries the arena {number}" if number else f"{size}, blank"
+    if holder:
+        return Finding(CHECK, "ok", f"{holds}, served by pid {holder}")
+    folder = _state_dir()
+    if not number or Path(folder, number).is_dir():
+        return Finding(CHECK, "ok", holds)
+    whose = f"{holds}, of which {folder} knows nothing: another host's server has it, or another --state-dir"
+    return Finding(CHECK, "warn", whose, f"farpool format {device.path}")

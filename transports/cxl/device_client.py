@@ -76,6 +76,8 @@ class DeviceClient:
                 reasons.append(f"{path}: {error.message}" if isinstance(error, ProtocolError) else error.message)
             else:
                 return self._found
+        if not any("; run" in reason for reason in reasons):
+            reasons.append("to see what each device here holds, run: farpool doctor")
         raise TransportUnavailable("this host does not reach the pool's memory device; " + "; ".join(reasons))
 
     def _forget(self) -> None:

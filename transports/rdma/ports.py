@@ -57,6 +57,8 @@ def open_port(binding: Binding, settings: Mapping[str, object]) -> Port:
         InvalidArgument: a setting that no device could have.
     """
     number = _integer(settings, "port", 1, 255) or 1
+    _integer(settings, "gid_index", 0, 255)  # a mistake, whatever devices there are
+    _integer(settings, "mtu", 256, 4096)
     wanted = settings.get("device")
     names = binding.device_names()
     if not names:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,11 @@ def test_a_port_shows_its_gids_and_the_one_that_is_chosen(tmp_path: Path) -> Non
 def test_the_table_is_printed_aligned(tmp_path: Path, bare: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     make_port(tmp_path, "rxe0", (LINK_LOCAL, V2), (MAPPED, V2))
     (found,) = look(tmp_path)
-    monkeypatch.setattr(doctor, "examine", lambda subject: iter([found]))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+
+    def examine(subject: Subject) -> Iterator[Finding]:
+        yield found
+
+    monkeypatch.setattr(doctor, "examine", examine)
     lines = [line.rstrip() for line in bare("doctor").out.splitlines() if "gid " in line or V2 in line]
     shown = [line[line.index("gid" if "gid" in line else str(index - 1)) :] for index, line in enumerate(lines)]
     assert shown == [
@@ -125,26 +130,24 @@ def test_a_device_that_the_process_cannot_see(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("capabilities", "device", "expected"),
+    ("capabilities", "device", "words", "mend"),
     [
-        ("0000000000000000", True, ("warn", "too little to register slabs")),
-        ("0000000000004000", True, ("ok", "unlimited for this user")),
-        ("0000000000000000", False, ("ok", "no RDMA device needs more")),
+        ("0000000000000000", True, "too little to register slabs", "sudo prlimit --memlock=unlimited --pid $$"),
+        ("0000000000004000", True, "unlimited for this user", ""),
+        ("0000000000000000", False, "no RDMA device needs more", ""),
     ],
 )
 def test_locked_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capabilities: str, device: bool, expected: tuple[str, str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capabilities: str, device: bool, words: str, mend: str
 ) -> None:
-    from farpool.transports.rdma import locked_memory
+    def getrlimit(which: int) -> tuple[int, int]:
+        return 1 << 16, 1 << 16
 
-    monkeypatch.setattr(locked_memory.resource, "getrlimit", lambda which: (1 << 16, 1 << 16))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    monkeypatch.setattr(resource, "getrlimit", getrlimit)
     (tmp_path / "self").mkdir()
     (tmp_path / "self/status").write_text(f"Name:\tx\nCapEff:\t{capabilities}\n")
     if device:
         make_port(tmp_path, "mlx5_0")
     (found,) = rdma_findings.locked_memory(Subject(sys_root=tmp_path, proc_root=tmp_path))
-    assert (found.level, found.mend) == (
-        expected[0],
-        "sudo prlimit --memlock=unlimited --pid $$" if device and not int(capabilities) else "",
-    )
-    assert expected[1] in found.message
+    assert (found.level, found.mend) == ("warn" if mend else "ok", mend)
+    assert words in found.message

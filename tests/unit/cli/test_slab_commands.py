@@ -131,6 +131,6 @@ def test_doctor_finds_the_server_and_its_transports(cli: Cli, server: EmbeddedSe
     assert findings["cxl transport"]["level"] == "ok"
     assert findings["native code"]["level"] == "ok"
     for record in findings.values():
-        assert set(record) == {"check", "level", "message", "mend"}
+        assert set(record) == {"check", "level", "message", "mend", "rows"}
         assert record["level"] in ("ok", "warn", "fail")
     assert result.code == 0
