@@ -24,6 +24,8 @@ from farpool.server.embedded import EmbeddedServer
 APIS = ("sync", "aio")
 SHOW_NO_MEMORY = {"tcp", "rdma", "stream"}
 """Known to have no views, so that tests of views are not even made for them."""
+ONE_SIDED = {"rdma"}
+"""Known to reach the server's memory without its processor: a stopped server stops no operation on bytes."""
 CAPACITY = "512MiB"
 CHILDREN = Path(__file__).with_name("children.py")
 
@@ -150,6 +152,12 @@ def mapped(pool: AnyPool) -> bool:
         probe.free()
         return True
     return False
+
+
+@pytest.fixture
+def alone(mapped: bool, transport: str) -> bool:
+    """Whether an operation on a slab's bytes goes on without the server's process."""
+    return mapped or transport in ONE_SIDED
 
 
 @pytest.fixture
