@@ -8,7 +8,8 @@ from cpython.buffer cimport (
     PyBuffer_Release,
     PyObject_GetBuffer,
 )
-from cpython.long cimport PyLong_AsUnsignedLongLong, PyLong_AsUnsignedLongLongMask
+from cpython.exc cimport PyErr_Clear
+from cpython.long cimport PyLong_AsUnsignedLongLong, PyLong_CheckExact, PyLong_AsUnsignedLongLongMask
 from cpython.number cimport PyNumber_Index
 
 from farpool.protocol.errors import (
@@ -22,6 +23,8 @@ from farpool.protocol.errors import (
 )
 
 cdef extern from "Python.h":
+    int try_buffer "PyObject_GetBuffer"(object owner, Py_buffer *view, int flags) noexcept
+    Py_ssize_t try_ssize "PyLong_AsSsize_t"(object number) noexcept
     Py_ssize_t PyNumber_AsSsize_t(object number, void *overflow) except? -1
     Py_ssize_t PY_SSIZE_T_MAX
     Py_ssize_t PY_SSIZE_T_MIN
@@ -36,11 +39,10 @@ cdef double MAX_SECONDS = 366 * 86400.0     # as in client/deadlines.py; a longe
 
 cdef int get_source(object buffer, Py_buffer *view) except -1:
     """Borrow the bytes of *buffer* for reading."""
+    if get_numbers(buffer, view, PyBUF_SIMPLE):
+        return 0
     try:
-        if type(buffer) is bytes or type(buffer) is bytearray:
-            PyObject_GetBuffer(buffer, view, PyBUF_SIMPLE)
-        else:
-            get_plain(buffer, view, PyBUF_SIMPLE)
+        get_plain(buffer, view, PyBUF_SIMPLE)
     except (BufferError, ValueError) as error:
         raise InvalidArgument(
             f"the buffer must be C-contiguous ({error}); copy it, for example with numpy.ascontiguousarray"
@@ -54,11 +56,10 @@ cdef int get_source(object buffer, Py_buffer *view) except -1:
 
 cdef int get_target(object buffer, Py_buffer *view) except -1:
     """Borrow the bytes of *buffer* for writing."""
+    if get_numbers(buffer, view, PyBUF_WRITABLE):
+        return 0
     try:
-        if type(buffer) is bytearray:
-            PyObject_GetBuffer(buffer, view, PyBUF_WRITABLE)
-        else:
-            get_plain(buffer, view, PyBUF_WRITABLE)
+        get_plain(buffer, view, PyBUF_WRITABLE)
     except (BufferError, ValueError) as error:
         if is_contiguous(buffer):
             raise UnsuitableBuffer(
@@ -70,6 +71,19 @@ cdef int get_target(object buffer, Py_buffer *view) except -1:
             f"a writable buffer is needed (bytearray, numpy array, ...), not {type(buffer).__name__}"
         ) from None
     return 0
+
+
+cdef bint get_numbers(object buffer, Py_buffer *view, int flags) noexcept:
+    """Borrow the bytes of a buffer that clearly holds numbers: what nearly every call brings, and quicker."""
+    if type(buffer) is not bytearray and type(buffer) is not bytes:
+        flags |= PyBUF_ND | PyBUF_FORMAT
+    if try_buffer(buffer, view, flags) != 0:
+        PyErr_Clear()
+        return False
+    if view.format == NULL or (view.format[0] != b"O" and view.format[1] == 0):
+        return True
+    PyBuffer_Release(view)
+    return False
 
 
 cdef int get_plain(object buffer, Py_buffer *view, int flags) except -1:
@@ -131,7 +145,13 @@ def buffer_extent(owner):
 
 cdef Py_ssize_t as_offset(object offset) except? -1:
     """Return an offset or length; raises ``OutOfBounds`` for one that no 64-bit number holds."""
-    cdef Py_ssize_t number = PyNumber_AsSsize_t(offset, NULL)
+    cdef Py_ssize_t number
+    if PyLong_CheckExact(offset):   # nearly always, and several times quicker
+        number = try_ssize(offset)
+        if number >= 0:
+            return number
+        PyErr_Clear()
+    number = PyNumber_AsSsize_t(offset, NULL)
     if number == PY_SSIZE_T_MAX or number == PY_SSIZE_T_MIN:
         raise OutOfBounds(
             f"{shown(offset)} is not within any slab: offsets and lengths are bytes of it; no byte was moved",

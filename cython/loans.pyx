@@ -23,22 +23,31 @@ cdef class Loans:
         while True:
             if self.closed:
                 raise StaleSlab("the pool is closed; connect again")
-            if self.idle:
-                return self.idle.pop()
+            item = self.take_idle()
+            if item is not None:
+                return item
             if self.opened < self.limit:
                 self.opened += 1
                 return None
             with self.returned:
-                if not self.idle and self.opened >= self.limit:
+                if self.latest is None and self.opened >= self.limit:
                     left = (deadline - now_ns()) / 1e9
                     if left <= 0 or not self.returned.wait(left):
                         raise DeadlineExceeded(
                             f"all {self.limit} data connections stayed busy until the deadline; raise timeout="
                         )
 
+    cdef object take_idle(self):
+        """Return the connection that was used last, or None if none is idle."""
+        item = self.latest
+        self.latest = self.idle.pop() if self.idle else None
+        return item
+
     cdef void give_back(self, object item):
         """Return a connection that is between two operations."""
-        self.idle.append(item)
+        if self.latest is not None:
+            self.idle.append(self.latest)
+        self.latest = item
         if self.opened >= self.limit:
             self.tell()
 

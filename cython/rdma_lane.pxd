@@ -25,17 +25,21 @@ cdef class Lane:
     cdef readonly MemoryRegion staging  # registered memory of our own, for buffers that are not worth registering
     cdef ibv_send_wr *requests
     cdef ibv_sge *pieces
-    cdef int64_t spin                   # ns to poll before we wait for an event
+    cdef int64_t spin                   # ns to poll for each request before we wait for an event
     cdef readonly int status            # of the completion that broke the lane
-    cdef int64_t used                   # when it was given back, ns
+    cdef int filled                     # requests that are written and not yet posted
+    cdef int64_t used                   # when an operation last took it, ns
     cdef uint64_t born                  # forks when it was made
 
     cdef int move(self, bint inward, const Move *moves, Py_ssize_t count, uint32_t rkey,
                   int64_t deadline) except -3 nogil
+    cdef int add(self, bint inward, uint64_t local, uint32_t length, uint32_t lkey, uint64_t remote, uint32_t rkey,
+                 int64_t deadline) except -3 nogil
+    cdef int finish(self, int64_t deadline) except -3 nogil
     cdef int word(self, uint8_t code, uint64_t remote, uint32_t rkey, uint64_t length, uint64_t operand, uint64_t *old,
                   int64_t deadline) except -3 nogil
-    cdef int post(self, int count) noexcept nogil
-    cdef int reap(self, int64_t deadline) except -3 nogil
+    cdef int post(self) noexcept nogil
+    cdef int reap(self, int64_t spin, int64_t deadline) except -3 nogil
     cdef int collect(self) noexcept nogil
     cdef int sleep(self, int64_t deadline) except -3 nogil
     cdef void close(self) noexcept

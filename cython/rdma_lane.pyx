@@ -35,12 +35,14 @@ from farpool.native.operation cimport OP_COMPARE_SWAP, OP_FETCH_ADD, OP_LOAD, OP
 
 cdef enum:
     POLLS_A_CLOCK = 16      # polls between two looks at the clock
+    SPUN_REQUESTS = 16      # of one chain at most, each of which is worth the same polling
 
 
 cdef class Lane:
     """One connected queue pair and the memory to work it with; see the stub for the contract."""
 
     def __cinit__(self, QueuePair pair not None, MemoryRegion staging not None, double spin):
+        cdef uint32_t i
         self.pair = pair
         self.staging = staging
         self.spin = to_ns(spin)
@@ -49,6 +51,11 @@ cdef class Lane:
         self.pieces = <ibv_sge *> calloc(pair.depth, sizeof(ibv_sge))
         if self.requests == NULL or self.pieces == NULL:
             raise MemoryError
+        for i in range(pair.depth):     # what no operation changes
+            self.requests[i].wr_id = i
+            self.requests[i].sg_list = &self.pieces[i]
+            self.requests[i].num_sge = 1
+            self.requests[i].next = &self.requests[i + 1] if i + 1 < pair.depth else NULL
 
     def __dealloc__(self):
         free(self.requests)
@@ -57,26 +64,42 @@ cdef class Lane:
     cdef int move(self, bint inward, const Move *moves, Py_ssize_t count, uint32_t rkey,
                   int64_t deadline) except -3 nogil:
         """Read or write all pieces, as many at once as the queue holds."""
-        cdef Py_ssize_t start = 0
-        cdef int i, some, outcome = COMPLETE
+        cdef Py_ssize_t i
+        cdef int outcome
+        for i in range(count):
+            outcome = self.add(inward, moves[i].local, moves[i].length, moves[i].lkey, moves[i].remote, rkey, deadline)
+            if outcome != COMPLETE:
+                return outcome
+        return self.finish(deadline)
+
+    cdef int add(self, bint inward, uint64_t local, uint32_t length, uint32_t lkey, uint64_t remote, uint32_t rkey,
+                 int64_t deadline) except -3 nogil:
+        """Append a read or a write to the chain; if the queue is full, carry out the chain first."""
+        cdef int outcome
+        cdef ibv_sge *piece
         cdef ibv_send_wr *request
-        while start < count and outcome == COMPLETE:
-            some = <int> (count - start) if count - start < self.pair.depth else <int> self.pair.depth
-            for i in range(some):
-                request = &self.requests[i]
-                self.pieces[i].addr = moves[start + i].local
-                self.pieces[i].length = moves[start + i].length
-                self.pieces[i].lkey = moves[start + i].lkey
-                request.opcode = IBV_WR_RDMA_READ if inward else IBV_WR_RDMA_WRITE
-                request.send_flags = 0
-                if not inward and moves[start + i].length <= self.pair.max_inline:
-                    request.send_flags = IBV_SEND_INLINE
-                aim_rdma(request, moves[start + i].remote, rkey)
-            outcome = self.post(some)
-            if outcome == COMPLETE:
-                outcome = self.reap(deadline)
-            start += some
-        return outcome
+        if self.filled == <int> self.pair.depth:
+            outcome = self.finish(deadline)
+            if outcome != COMPLETE:
+                return outcome
+        request, piece = &self.requests[self.filled], &self.pieces[self.filled]
+        piece.addr = local
+        piece.length = length
+        piece.lkey = lkey
+        request.opcode = IBV_WR_RDMA_READ if inward else IBV_WR_RDMA_WRITE
+        request.send_flags = 0 if inward or length > self.pair.max_inline else IBV_SEND_INLINE
+        aim_rdma(request, remote, rkey)
+        self.filled += 1
+        return COMPLETE
+
+    cdef int finish(self, int64_t deadline) except -3 nogil:
+        """Post the chain and wait until it is done; an empty one is."""
+        cdef int64_t spin = self.spin * min(self.filled, <int> SPUN_REQUESTS)
+        cdef int outcome
+        if self.filled == 0:
+            return COMPLETE
+        outcome = self.post()
+        return self.reap(spin, deadline) if outcome == COMPLETE else outcome
 
     cdef int word(self, uint8_t code, uint64_t remote, uint32_t rkey, uint64_t length, uint64_t operand, uint64_t *old,
                   int64_t deadline) except -3 nogil:
@@ -98,25 +121,25 @@ cdef class Lane:
             local[0] = operand
             request.opcode = IBV_WR_RDMA_READ if code == OP_LOAD else IBV_WR_RDMA_WRITE
             aim_rdma(request, remote, rkey)
-        outcome = self.post(1)
-        if outcome == COMPLETE:
-            outcome = self.reap(deadline)
+        self.filled = 1
+        outcome = self.finish(deadline)
         old[0] = 0 if code == OP_STORE else local[0]
         return outcome
 
-    cdef int post(self, int count) noexcept nogil:
-        """Hand the first *count* requests to the device with one doorbell."""
+    cdef int post(self) noexcept nogil:
+        """Hand the chain to the device with one doorbell."""
         cdef ibv_send_wr *failed = NULL
-        cdef int i
+        cdef ibv_send_wr *last = &self.requests[self.filled - 1]
+        cdef ibv_send_wr *beyond = last.next
+        cdef int refused
+        self.filled = 0
         if self.pair.qp == NULL:
             return BROKEN
-        for i in range(count):
-            self.requests[i].wr_id = i
-            self.requests[i].sg_list = &self.pieces[i]
-            self.requests[i].num_sge = 1
-            self.requests[i].next = &self.requests[i + 1] if i + 1 < count else NULL
-        self.requests[count - 1].send_flags |= IBV_SEND_SIGNALED
-        return COMPLETE if ibv_post_send(self.pair.qp, self.requests, &failed) == 0 else BROKEN
+        last.send_flags |= IBV_SEND_SIGNALED
+        last.next = NULL
+        refused = ibv_post_send(self.pair.qp, self.requests, &failed)
+        last.next = beyond
+        return COMPLETE if refused == 0 else BROKEN
 
     cdef int collect(self) noexcept nogil:
         """Take one completion: 1 if there was one, 0 if not, BROKEN if it is an error."""
@@ -129,9 +152,9 @@ cdef class Lane:
             return BROKEN
         return got
 
-    cdef int reap(self, int64_t deadline) except -3 nogil:
-        """Wait for the completion of what was posted."""
-        cdef int64_t start = now_ns(), now = start
+    cdef int reap(self, int64_t spin, int64_t deadline) except -3 nogil:
+        """Wait for the completion of what was posted; poll for *spin* ns at most."""
+        cdef int64_t start = 0, now     # most are done before the clock is worth a look
         cdef int polls = 0, got
         while True:
             got = self.collect()
@@ -140,9 +163,10 @@ cdef class Lane:
             polls += 1
             if polls % POLLS_A_CLOCK == 0:
                 now = now_ns()
+                start = start or now
                 if now > deadline:
                     return OVERDUE
-                if now - start > self.spin:
+                if now - start > spin:
                     break
         while True:
             if ibv_req_notify_cq(self.pair.cq, 0) != 0:

@@ -5,15 +5,17 @@ where they are. A write takes effect at the server's memory without its CPU, so 
 the device does, by refusing a key that was deregistered, and the control plane tells why.
 """
 
+from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from farpool.native.checks cimport raise_stale
 from farpool.native.clock cimport now_ns, to_ns
 from farpool.native.libverbs cimport IBV_WC_REM_ACCESS_ERR
-from farpool.native.operation cimport OP_LOAD, OP_READ, OP_READV, STATUS_OK, STATUS_STALE
+from farpool.native.operation cimport OP_LOAD, OP_READ, OP_READV, STATUS_OK, STATUS_STALE, Part
 from farpool.native.rdma_lane cimport BROKEN, COMPLETE, OVERDUE
 from farpool.native.remote_region cimport ANSWERED, LATE, LOST
+from farpool.native.verbs cimport MemoryRegion
 
 from farpool.protocol.errors import ServerLost
 
@@ -36,17 +38,19 @@ cdef class RdmaPeer(Loans):
     cdef Lane take(self, int64_t deadline):
         """Borrow a lane. Raises ``ServerLost``, ``DeadlineExceeded``, ``TransportUnavailable``."""
         cdef Lane lane = self.borrow(deadline)
+        cdef int64_t now = now_ns()
         if lane is None:
             try:
-                lane = self.open_lane((deadline - now_ns()) / 1e9)
+                lane = self.open_lane((deadline - now) / 1e9)
             except BaseException:
                 self.write_off()
                 raise
-        elif now_ns() - lane.used > IDLE_NS and not self.connected():
+        elif now - lane.used > IDLE_NS and not self.connected():
             # Packets to a server that has gone are answered by nobody: do not wait for them.
             self.discard(lane)
             self.reset()
             raise ServerLost("the server has gone")
+        lane.used = now
         return lane
 
     cdef void give(self, Lane lane):
@@ -54,7 +58,6 @@ cdef class RdmaPeer(Loans):
         if self.closed:
             self.discard(lane)
             return
-        lane.used = now_ns()
         self.give_back(lane)
 
     cdef void discard(self, Lane lane):
@@ -65,12 +68,13 @@ cdef class RdmaPeer(Loans):
     def keep(self, Lane lane not None):
         """Take in a lane that was opened outside of an operation."""
         self.opened += 1
+        lane.used = now_ns()
         self.give(lane)
 
     def reset(self):
         """Give up the idle queue pairs: the server that they led to is gone."""
-        while self.idle:
-            self.discard(self.idle.pop())
+        while (lane := self.take_idle()) is not None:
+            self.discard(lane)
 
     def close(self):
         """Close the idle queue pairs, and the others when their operation ends. Idempotent."""
@@ -141,39 +145,32 @@ cdef class RdmaRegion(RemoteRegion):
 
     cdef int run_staged(self, Lane lane, Operation *operation, bint inward, int64_t deadline) except -3:
         """Move all parts through the lane's own memory."""
-        cdef Move few[1]
-        cdef Move *moves = few
         cdef char *staging = <char *> lane.staging.address
+        cdef uint32_t lkey = lane.staging.mr.lkey
+        cdef const Part *part = operation.parts
         cdef Py_ssize_t i, used = 0
-        cdef int outcome
-        if operation.count > 1:
-            moves = <Move *> malloc(operation.count * sizeof(Move))
-            if moves == NULL:
-                raise MemoryError
-        try:
-            with nogil:
-                for i in range(operation.count):
-                    moves[i].remote = self.base + operation.parts[i].offset
-                    moves[i].local = <uint64_t> (staging + used)
-                    moves[i].lkey = lane.staging.mr.lkey
-                    moves[i].length = <uint32_t> operation.parts[i].length
-                    if not inward:
-                        memcpy(staging + used, operation.views[i].buf, operation.parts[i].length)
-                    used += operation.parts[i].length
-                outcome = lane.move(inward, moves, operation.count, self.rkey, deadline)
+        cdef int outcome = COMPLETE
+        with nogil:
+            for i in range(operation.count):
+                if not inward:
+                    memcpy(staging + used, operation.views[i].buf, part[i].length)
+                outcome = lane.add(inward, <uint64_t> (staging + used), <uint32_t> part[i].length, lkey,
+                                   self.base + part[i].offset, self.rkey, deadline)
+                if outcome != COMPLETE:
+                    return outcome
+                used += part[i].length
+            outcome = lane.finish(deadline)
+            if inward and outcome == COMPLETE:
                 used = 0
-                if inward and outcome == COMPLETE:
-                    for i in range(operation.count):
-                        memcpy(operation.views[i].buf, staging + used, operation.parts[i].length)
-                        used += operation.parts[i].length
-            return outcome
-        finally:
-            if moves != few:
-                free(moves)
+                for i in range(operation.count):
+                    memcpy(operation.views[i].buf, staging + used, part[i].length)
+                    used += part[i].length
+        return outcome
 
     cdef int run_registered(self, Lane lane, Operation *operation, bint inward, int64_t deadline) except -3:
         """Move each part from or to where it is, cut to what one work request can carry."""
         cdef list held = []
+        cdef MemoryRegion registered = None
         cdef uint64_t limit = self.peer.max_message, done, pieces = 0
         cdef Py_ssize_t i, count = 0
         cdef Move *moves
@@ -187,15 +184,16 @@ cdef class RdmaRegion(RemoteRegion):
             for i in range(operation.count):
                 if operation.parts[i].length == 0:
                     continue
-                registered = self.peer.register(
-                    <object> operation.views[i].obj, <size_t> operation.views[i].buf, operation.parts[i].length
-                )
-                held.append(registered)
+                if registered is None or not covers(registered, &operation.views[i]):
+                    registered = self.peer.register(
+                        <object> operation.views[i].obj, <size_t> operation.views[i].buf, operation.parts[i].length
+                    )
+                    held.append(registered)
                 done = 0
                 while done < operation.parts[i].length:
                     moves[count].remote = self.base + operation.parts[i].offset + done
                     moves[count].local = <uint64_t> operation.views[i].buf + done
-                    moves[count].lkey = registered.lkey
+                    moves[count].lkey = registered.mr.lkey
                     moves[count].length = <uint32_t> min(limit, operation.parts[i].length - done)
                     done += moves[count].length
                     count += 1
@@ -204,6 +202,12 @@ cdef class RdmaRegion(RemoteRegion):
             return outcome
         finally:
             free(moves)
+
+
+cdef bint covers(MemoryRegion registered, const Py_buffer *view) noexcept:
+    """Whether a buffer is within memory that was registered for a part before it; both are in use, so it still is."""
+    cdef uint64_t start = <uint64_t> view.buf
+    return registered.address <= start and start + view.len <= registered.address + registered.nbytes
 
 
 cdef bint is_scattered(const Operation *operation) noexcept nogil:

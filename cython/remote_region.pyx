@@ -239,7 +239,8 @@ cdef class RemoteRegion:
                     get_target(buffer, &views[held])
                 held += 1
                 start = as_offset(offset)
-                self.check(start, views[held - 1].len, writes)
+                if outside(start, views[held - 1].len, self.nbytes):
+                    raise_out_of_bounds(start, views[held - 1].len, self.nbytes, self.label)
                 where[held - 1].offset = start
                 where[held - 1].length = views[held - 1].len
             operation.code = OP_WRITEV if writes else OP_READV

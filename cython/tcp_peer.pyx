@@ -175,5 +175,5 @@ cdef class TcpPeer(Loans):
     def close(self):
         """Close the idle connections, and the others when their operation ends. Idempotent."""
         self.closed = True
-        while self.idle:
-            self.discard(self.idle.pop())
+        while (channel := self.take_idle()) is not None:
+            self.discard(channel)
