@@ -13,7 +13,7 @@ from setuptools import Extension, setup
 
 NATIVE = Path("src/farpool/native")
 VERBS_HEADER = "infiniband/verbs.h"
-VERBS = {"verbs", "rdma_lane", "rdma_region", "rdma_pipeline", "verbs_limits"}
+VERBS = {"verbs", "rdma_lane", "rdma_region", "rdma_pipeline", "verbs_limits", "verbs_stub"}
 """Built only where libibverbs-dev is: the rest works without."""
 
 

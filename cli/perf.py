@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from typing import Annotated
 
@@ -12,8 +12,8 @@ import farpool
 from farpool.cli.options import AsJson, Url, parse_seconds, split_names
 from farpool.cli.output import print_record, warn
 from farpool.cli.screens import console
+from farpool.perf import posting, rdma_reads, table
 from farpool.perf import quick as harness
-from farpool.perf import table
 from farpool.perf.environment import fingerprint
 from farpool.perf.rows import Row
 
@@ -27,6 +27,28 @@ def _group() -> None:  # pyright: ignore[reportUnusedFunction]  typer calls it
     """Measure transports beside their limits."""
 
 
+Seconds = Annotated[
+    float,
+    typer.Option(
+        "--seconds",
+        parser=parse_seconds,
+        metavar="SECONDS",
+        help="Time for one measurement, and once more for its limit.",
+    ),
+]
+
+Arena = Annotated[
+    str | None,
+    typer.Option(
+        "--arena",
+        envvar="FARPOOL_ARENA",
+        metavar="PATH",
+        help="Directory or /dev/daxX.Y for the server that is started. Default: a new one in shared memory.",
+        show_default=False,
+    ),
+]
+
+
 @app.command()
 def quick(
     url: Url = None,
@@ -35,15 +57,8 @@ def quick(
         str,
         typer.Option("--transports", metavar="NAMES", help="Which to measure, in this order."),
     ] = ",".join(harness.TRANSPORTS),
-    seconds: Annotated[
-        float,
-        typer.Option(
-            "--seconds",
-            parser=parse_seconds,
-            metavar="SECONDS",
-            help="Time for one measurement, and once more for its limit.",
-        ),
-    ] = 0.25,
+    arena: Arena = None,
+    seconds: Seconds = 0.25,
 ) -> None:
     """Measure the usual operations and sizes.
 
@@ -52,28 +67,45 @@ def quick(
     names = split_names(transports)
     if not names:
         raise typer.BadParameter(f"--transports {transports!r} names none; write for example cxl,tcp")
-    facts = fingerprint()
-    with _pool_at(url) as address:
-        if as_json:
-            for row in harness.run(address, names, seconds):
-                print_record(row.as_record())
-        else:
-            console().print(table.render(_measure(address, names, seconds)))
-    warn(f"measured on {facts}")
+    with _pool_at(url, arena) as address:
+        _show(lambda tell: harness.run(address, names, seconds, tell), as_json=as_json)
+
+
+@app.command()
+def rdma(url: Url = None, as_json: AsJson = False, seconds: Seconds = 1.0) -> None:
+    """Measure reads over RDMA beside perftest's programs, bare verbs and pyverbs.
+
+    The server must be on this host; without --url one is started. ib_read_lat and ib_read_bw are used where they are
+    installed.
+    """
+    with _pool_at(url, None) as address:
+        _show(lambda tell: rdma_reads.run(address, seconds, tell), as_json=as_json)
+
+
+@app.command("posting")
+def posting_command(as_json: AsJson = False, seconds: Seconds = 0.25) -> None:
+    """Measure what a small operation of rdma costs up to the device's doorbell; it needs no device."""
+    _show(lambda _: posting.run(seconds), as_json=as_json)
 
 
 @contextmanager
-def _pool_at(url: str | None) -> Generator[str]:
+def _pool_at(url: str | None, arena: str | None) -> Generator[str]:
     """Yield the pool's address; without one, that of a server which lives as long as the block."""
     if url is not None:
         yield url
         return
-    with farpool.serve_embedded(transports=harness.TRANSPORTS) as server:
+    with farpool.serve_embedded(transports=harness.TRANSPORTS, arena=arena) as server:
         yield server.url
 
 
-def _measure(url: str, names: Sequence[str], seconds: float) -> list[Row]:
-    """Return all rows; meanwhile stderr shows what is measured, if it is a terminal."""
-    screen = console(stderr=True)
-    with screen.status("measuring") as status:
-        return list(harness.run(url, names, seconds, lambda text: status.update(f"measuring {text}")))
+def _show(run: Callable[[harness.Progress], Iterable[Row]], *, as_json: bool) -> None:
+    """Print the rows as they come, or all as a table; meanwhile stderr shows what is measured, if it is a terminal."""
+    facts = fingerprint()
+    if as_json:
+        for row in run(lambda _: None):
+            print_record(row.as_record())
+    else:
+        with console(stderr=True).status("measuring") as status:
+            rows = list(run(lambda text: status.update(f"measuring {text}")))
+        console().print(table.render(rows))
+    warn(f"measured on {facts}")

@@ -5,7 +5,12 @@ cdef extern from "infiniband/verbs.h" nogil:
     struct ibv_device:
         char name[64]
 
+    struct ibv_context_ops:
+        int (*poll_cq)(ibv_cq *cq, int entries, ibv_wc *completions) noexcept
+        int (*post_send)(ibv_qp *qp, ibv_send_wr *request, ibv_send_wr **failed) noexcept
+
     struct ibv_context:
+        ibv_context_ops ops
         int async_fd
         int num_comp_vectors
 
@@ -44,12 +49,13 @@ cdef extern from "infiniband/verbs.h" nogil:
         int fd
 
     struct ibv_cq:
-        pass
+        ibv_context *context
 
     struct ibv_srq:
         pass
 
     struct ibv_qp:
+        ibv_context *context
         uint32_t qp_num
         int state
 

@@ -295,9 +295,10 @@ cdef class MemoryRegion:
 cdef class QueuePair:
     """One reliable connection with a completion queue and channel of its own; see the stub for the contract."""
 
-    def __cinit__(self, ProtectionDomain domain not None, *, uint32_t depth, uint32_t max_inline=0):
+    def __init__(self, ProtectionDomain domain not None, *, uint32_t depth, uint32_t max_inline=0):
         cdef ibv_qp_init_attr wanted
         cdef Device device = domain.device
+        assert self.channel == NULL, "made twice"
         device.check()
         self.born = forks
         self.domain = domain

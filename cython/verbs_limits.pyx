@@ -36,15 +36,9 @@ cdef enum:
 cdef class BareVerbs:
     """Two connected queue pairs of one device in this process, and loops in C over them; see the stub."""
 
-    cdef Device device
-    cdef ProtectionDomain domain
-    cdef QueuePair near
-    cdef QueuePair far
-    cdef MemoryRegion local
-    cdef MemoryRegion remote
-
     def __init__(self, str device not None, int port, int gid_index, size_t nbytes):
         cdef int access = verbs.LOCAL | verbs.READ | verbs.WRITE | verbs.ATOMIC
+        verbs.prepare_for_fork()    # too late once memory is registered, and the transport wants it too
         self.device = Device(device, port)
         limits, state = self.device.limits(), self.device.port_state()
         self.domain = ProtectionDomain(self.device)
@@ -119,7 +113,8 @@ cdef class BareVerbs:
 
     def close(self):
         """Destroy the queue pairs and close the device. Idempotent."""
-        self.device.close()
+        if self.device is not None:
+            self.device.close()
 
 
 cdef bint finish(QueuePair pair, ibv_send_wr *requests) noexcept nogil:

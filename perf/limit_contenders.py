@@ -14,7 +14,7 @@ import numpy as np
 from farpool.native import limits
 from farpool.perf.raw_socket import RawSocket
 from farpool.perf.rounds import Contender, in_python
-from farpool.perf.walk import Int64Array
+from farpool.perf.walk import Bytes, Int64Array
 
 if TYPE_CHECKING:
     from farpool.native.verbs_limits import BareVerbs
@@ -24,6 +24,7 @@ __all__ = [
     "Limits",
     "MappingLimits",
     "NoLimits",
+    "ReadLimits",
     "SocketLimits",
     "VerbsLimits",
     "kernel_alone",
@@ -46,14 +47,18 @@ class Limit(NamedTuple):
     name: str
 
 
-class Limits(Protocol):
-    """The limits of one transport. *buffer* holds whole parts of *nbytes*; the limit uses the same."""
+class ReadLimits(Protocol):
+    """The limits of reads alone."""
 
-    def read(self, offsets: Int64Array, buffer: bytearray, nbytes: int) -> Limit:
+    def read(self, offsets: Int64Array, buffer: Bytes, nbytes: int) -> Limit:
         """Return the limit of reading at each offset in turn into *buffer*."""
         ...
 
-    def write(self, offsets: Int64Array, buffer: bytearray, nbytes: int) -> Limit:
+
+class Limits(ReadLimits, Protocol):
+    """The limits of one transport. *buffer* holds whole parts of *nbytes*; the limit uses the same."""
+
+    def write(self, offsets: Int64Array, buffer: Bytes, nbytes: int) -> Limit:
         """Return the limit of writing *buffer* at each offset in turn."""
         ...
 
@@ -69,7 +74,7 @@ class Limits(Protocol):
 class NoLimits:
     """For a transport whose limit cannot run here."""
 
-    def read(self, offsets: Int64Array, buffer: bytearray, nbytes: int) -> Limit:
+    def read(self, offsets: Int64Array, buffer: Bytes, nbytes: int) -> Limit:
         """Return no limit."""
         return Limit(None, "")
 
@@ -88,15 +93,15 @@ class MappingLimits:
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
 
-    def read(self, offsets: Int64Array, buffer: bytearray, nbytes: int) -> Limit:
+    def read(self, offsets: Int64Array, buffer: Bytes, nbytes: int) -> Limit:
         """Return memcpy out of the mapping."""
         return self._copy(limits.read_memory, offsets, buffer, nbytes)
 
-    def write(self, offsets: Int64Array, buffer: bytearray, nbytes: int) -> Limit:
+    def write(self, offsets: Int64Array, buffer: Bytes, nbytes: int) -> Limit:
         """Return memcpy into the mapping."""
         return self._copy(limits.write_memory, offsets, buffer, nbytes)
 
-    def _copy(self, loop: Callable[..., int], offsets: Int64Array, buffer: bytearray, nbytes: int) -> Limit:
+    def _copy(self, loop: Callable[..., int], offsets: Int64Array, buffer: Bytes, nbytes: int) -> Limit:
         parts = len(buffer) // nbytes
 
         def contend(calls: int, samples: Int64Array, seconds: float) -> int:
@@ -125,11 +130,11 @@ class SocketLimits:
     def __init__(self, raw: RawSocket) -> None:
         self._raw = raw
 
-    def read(self, offsets: Int64Array, buffer: bytearray, nbytes: int) -> Limit:
+    def read(self, offsets: Int64Array, buffer: Bytes, nbytes: int) -> Limit:
         """Return a small request with a reply of the buffer's size, pipelined from 8 MiB on."""
         return self._trip(SMALL_MESSAGE, len(buffer))
 
-    def write(self, offsets: Int64Array, buffer: bytearray, nbytes: int) -> Limit:
+    def write(self, offsets: Int64Array, buffer: Bytes, nbytes: int) -> Limit:
         """Return a request of the buffer's size with a small reply, pipelined from 8 MiB on."""
         return self._trip(len(buffer), SMALL_MESSAGE)
 
@@ -152,15 +157,15 @@ class VerbsLimits:
     def __init__(self, bare: BareVerbs) -> None:
         self._bare = bare
 
-    def read(self, offsets: Int64Array, buffer: bytearray, nbytes: int) -> Limit:
+    def read(self, offsets: Int64Array, buffer: Bytes, nbytes: int) -> Limit:
         """Return one chain of reads, posted and polled for."""
         return self._move(True, offsets, buffer, nbytes)
 
-    def write(self, offsets: Int64Array, buffer: bytearray, nbytes: int) -> Limit:
+    def write(self, offsets: Int64Array, buffer: Bytes, nbytes: int) -> Limit:
         """Return one chain of writes, posted and polled for."""
         return self._move(False, offsets, buffer, nbytes)
 
-    def _move(self, inward: bool, offsets: Int64Array, buffer: bytearray, nbytes: int) -> Limit:
+    def _move(self, inward: bool, offsets: Int64Array, buffer: Bytes, nbytes: int) -> Limit:
         parts = len(buffer) // nbytes
 
         def contend(calls: int, samples: Int64Array, seconds: float) -> int:
@@ -181,7 +186,7 @@ class VerbsLimits:
         return self._move(True, offsets, bytearray(WORD_NBYTES), WORD_NBYTES)
 
 
-def numpy_copy(memory: memoryview, offsets: Int64Array, buffer: bytearray) -> Limit:
+def numpy_copy(memory: memoryview, offsets: Int64Array, buffer: Bytes) -> Limit:
     """Return numpy's own slice copy, in the same Python loop as ours."""
     source, destination = np.frombuffer(memory, np.uint8), np.frombuffer(buffer, np.uint8)
     nbytes = len(buffer)

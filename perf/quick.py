@@ -4,32 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 import farpool
 from farpool import InvalidArgument, NotMappable, Pool, Slab, TransportUnavailable
+from farpool.perf.emulation import is_emulated
 from farpool.perf.limit_contenders import MappingLimits, NoLimits, SocketLimits, VerbsLimits
+from farpool.perf.measurement import measure
 from farpool.perf.placement import apart_from, cpus_of
 from farpool.perf.raw_socket import RawSocket
 from farpool.perf.rdma_port import RdmaPort, find_port
-from farpool.perf.rounds import Speed, alternate
-from farpool.perf.rows import Row, unavailable
+from farpool.perf.rows import PYVERBS_ROWS, Row, unavailable
 from farpool.perf.walk import SLAB_NBYTES
 from farpool.perf.workloads import Workload, allocation_workload, data_workloads, numpy_workload
 
 if TYPE_CHECKING:
     from farpool.native.verbs_limits import BareVerbs
 
-__all__ = ["MOST_SECONDS", "TRANSPORTS", "Progress", "run"]
+__all__ = [
+    "CALL_SECONDS",
+    "MOST_SECONDS",
+    "PYVERBS",
+    "RDMA",
+    "TRANSPORTS",
+    "Progress",
+    "bare_verbs",
+    "has_pyverbs",
+    "run",
+    "with_binding",
+]
 
 TRANSPORTS: Final = ("cxl", "tcp", "rdma")
 CONTROL: Final = "control"
 MOST_SECONDS: Final = 60.0
 """Longest time of one measurement: a round is a fifth of it, and loops in C see Ctrl-C only at its end."""
-EMULATED: Final = frozenset({"cxl"})
-"""Arenas are directories of memory files so far: cxl runs on shared memory of this host, not on a device."""
+CALL_SECONDS: Final = 60.0
+"""Deadline of each call: an emulated device zeroes a slab at some MB/s."""
 RDMA: Final = "rdma"
+PYVERBS: Final = "pyverbs"
+"""The other verbs binding: rows of its own show what a binding costs."""
 SOCKETS: Final = frozenset({"tcp"})
 """Transports whose limit is a raw TCP connection."""
 LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -57,29 +72,49 @@ def run(
         raise InvalidArgument(f"a measurement takes over 0 and at most {MOST_SECONDS:.0f} s, not {seconds!r}")
     tell = progress or _tell_nobody
     tell(f"{CONTROL}: allocate+free")
-    with farpool.connect(url) as pool, apart_from(pool.stat().pid):
-        yield _measure(pool, CONTROL, allocation_workload(pool), seconds)
+    with farpool.connect(url, timeout=CALL_SECONDS) as pool, apart_from(pool.stat().pid):
+        emulated = is_emulated(CONTROL, pool.stat().arena)
+        yield measure(allocation_workload(pool), seconds, transport=CONTROL, emulated=emulated)
         for transport in transports:
-            yield from _measure_transport(url, transport, seconds, tell)
+            usable = yield from _measure_transport(url, transport, transport, seconds, tell)
+            if transport == RDMA and usable and has_pyverbs():
+                yield from _measure_transport(with_binding(pool.url, PYVERBS), RDMA, PYVERBS_ROWS, seconds, tell)
 
 
-def _measure_transport(url: str | None, transport: str, seconds: float, tell: Progress) -> Iterator[Row]:
-    tell(transport)
+def has_pyverbs() -> bool:
+    """Tell whether the package is there; the transport says more if it cannot be used."""
+    return find_spec(PYVERBS) is not None
+
+
+def with_binding(url: str, verbs: str) -> str:
+    """Return the address with a verbs binding chosen."""
+    return f"{url}{'&' if urlsplit(url).query else '?'}verbs={verbs}"
+
+
+def _measure_transport(
+    url: str | None, transport: str, name: str, seconds: float, tell: Progress
+) -> Generator[Row, None, bool]:
+    """Yield the rows called *name*; return whether the transport can be used here."""
+    tell(name)
     try:
-        pool = farpool.connect(url, transport=transport)
+        pool = farpool.connect(url, transport=transport, timeout=CALL_SECONDS)
     except (TransportUnavailable, InvalidArgument) as error:
-        yield unavailable(transport, error.message)
-        return
+        yield unavailable(name, error.message)
+        return False
     with pool:
-        yield from _measure_workloads(pool, transport, seconds, tell)
+        yield from _measure_workloads(pool, name, seconds, tell)
+    return True
 
 
-def _measure_workloads(pool: Pool, transport: str, seconds: float, tell: Progress) -> Iterator[Row]:
+def _measure_workloads(pool: Pool, name: str, seconds: float, tell: Progress) -> Iterator[Row]:
     """Measure each in turn. What holds views of the slab ends with this, so that the pool can let it go."""
+    emulated = is_emulated(pool.transport, pool.stat().arena)
     with closing(_workloads(pool)) as workloads:
         for workload in workloads:
-            tell(f"{transport}: {workload}")
-            row = _measure(pool, transport, workload, seconds)
+            tell(f"{name}: {workload}")
+            row = measure(
+                workload, seconds, transport=name, emulated=emulated, cpu_seconds=lambda: pool.stat().cpu_seconds
+            )
             del workload
             yield row
 
@@ -97,7 +132,7 @@ def _workloads(pool: Pool) -> Generator[Workload]:
         yield numpy_workload(slab, memory)
         yield from data_workloads(slab, MappingLimits(memory))
     elif pool.transport == RDMA and _is_on_this_host(pool.url) and (port := find_port()) is not None:
-        with closing(_bare_verbs(port)) as bare:
+        with closing(bare_verbs(port)) as bare:
             yield from data_workloads(slab, VerbsLimits(bare))
     elif pool.transport in SOCKETS and _is_on_this_host(pool.url):
         with RawSocket(cpus_of(pool.stat().pid)) as raw:
@@ -106,17 +141,12 @@ def _workloads(pool: Pool) -> Generator[Workload]:
         yield from data_workloads(slab, NoLimits())
 
 
-def _bare_verbs(port: RdmaPort) -> BareVerbs:
+def bare_verbs(port: RdmaPort) -> BareVerbs:
+    """Return two connected queue pairs of the port, for the limit."""
     # Not at the top: builds without libibverbs-dev have no such module, and no rdma to measure either.
     from farpool.native.verbs_limits import BareVerbs  # noqa: PLC0415
 
     return BareVerbs(port.device, port.port, port.gid_index, SLAB_NBYTES)
-
-
-def _is_emulated(transport: str) -> bool:
-    """Tell whether the figures say nothing about hardware: shared memory for cxl, soft-RoCE for rdma."""
-    port = find_port() if transport == RDMA else None
-    return transport in EMULATED or (port is not None and port.emulated)
 
 
 def _memory_of(slab: Slab) -> memoryview | None:
@@ -129,41 +159,3 @@ def _memory_of(slab: Slab) -> memoryview | None:
 def _is_on_this_host(url: str) -> bool:
     parts = urlsplit(url)
     return parts.scheme == "unix" or parts.hostname in LOOPBACK
-
-
-def _measure(pool: Pool, transport: str, workload: Workload, seconds: float) -> Row:
-    cpu_before = pool.stat().cpu_seconds
-    ours, limit = alternate(workload.ours, workload.limit.run, seconds)
-    cpu_seconds = pool.stat().cpu_seconds - cpu_before
-    moved_gb = ours.calls * workload.call_nbytes / 1e9
-    reached, ratio = _compare(workload, ours, limit)
-    return Row(
-        transport=transport,
-        op=workload.op,
-        nbytes=workload.nbytes,
-        batch=workload.batch,
-        clients=1,
-        p50_us=ours.p50_us,
-        p99_us=ours.p99_us,
-        ops_s=ours.calls_s * workload.batch,
-        gb_s=_gb_s(workload, ours) if workload.moves_bytes else None,
-        limit=reached,
-        ratio=ratio,
-        emulated=_is_emulated(transport),
-        limit_name=workload.limit.name,
-        limit_unit="" if limit is None else "GB/s" if workload.is_bulk else "us",
-        server_cpu_s_per_gb=cpu_seconds / moved_gb if workload.is_bulk else None,
-    )
-
-
-def _gb_s(workload: Workload, speed: Speed) -> float:
-    return speed.calls_s * workload.call_nbytes / 1e9
-
-
-def _compare(workload: Workload, ours: Speed, limit: Speed | None) -> tuple[float | None, float | None]:
-    """Return what the limit reached, and our speed as a fraction of it."""
-    if limit is None:
-        return None, None
-    if workload.is_bulk:
-        return _gb_s(workload, limit), ours.calls_s / limit.calls_s
-    return limit.p50_us, limit.p50_us / ours.p50_us

@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-__all__ = ["BULK_NBYTES", "Row", "unavailable"]
+__all__ = ["BULK_NBYTES", "PYVERBS_ROWS", "Row", "unavailable"]
 
 BULK_NBYTES = 64 << 10
 """From so many bytes in one call on, a row is compared with its limit by GB/s, below by its p50."""
+
+
+PYVERBS_ROWS = "rdma/pyverbs"
+"""What rows of rdma over the binding pyverbs have for a transport."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +20,7 @@ class Row:
     """One operation of one size over one transport. A number that was not measured is None."""
 
     transport: str
-    """A transport's name, or ``control`` for the control plane."""
+    """A transport's name, ``rdma/pyverbs`` for rdma over that binding, or ``control`` for the control plane."""
     op: str
     nbytes: int | None = None
     """Bytes of one part."""

@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from farpool.perf.rows import Row
+from farpool.perf.rows import PYVERBS_ROWS, Row
 
 __all__ = ["render"]
 
@@ -20,6 +20,7 @@ SHORT_LIMITS: Final = {
     "kernel alone": "kernel",
     "native word": "C atomics",
 }
+SHORT_TRANSPORTS: Final = {PYVERBS_ROWS: "pyverbs"}
 CPU_NBYTES: Final = 1 << 20
 """The read whose server CPU time stands below the table."""
 
@@ -32,7 +33,7 @@ def render(rows: Iterable[Row]) -> Table:
     whole.add_row(_measured([row for row in kept if not row.reason]))
     for row in kept:
         if row.reason:
-            whole.add_row(Text.assemble((f"{row.transport:<10}", "bold"), f"not measured here: {row.reason}"))
+            whole.add_row(Text.assemble((f"{_transport(row):<10}", "bold"), f"not measured here: {row.reason}"))
     whole.add_row("")
     for note in _notes(kept):
         whole.add_row(Text(note, style="dim"))
@@ -53,7 +54,7 @@ def _measured(rows: Sequence[Row]) -> Table:
             table.add_section()
         before = row.transport
         table.add_row(
-            row.transport + ("*" if row.emulated else ""),
+            _transport(row) + ("*" if row.emulated else ""),
             row.op,
             _size(row),
             _number(row.p50_us),
@@ -68,17 +69,21 @@ def _measured(rows: Sequence[Row]) -> Table:
 
 def _notes(rows: Sequence[Row]) -> list[str]:
     notes = ["ratio: our speed over the limit's, both measured in turns; 1.00 is as fast"]
-    emulated = ", ".join(dict.fromkeys(row.transport for row in rows if row.emulated))
+    emulated = ", ".join(dict.fromkeys(_transport(row) for row in rows if row.emulated))
     if emulated:
-        notes.append(f"* emulated: {emulated} runs on shared memory of this host, not on a device")
+        notes.append(f"* emulated: {emulated}, of which this says nothing about hardware")
     spent = ", ".join(
-        f"{row.transport} {row.server_cpu_s_per_gb:.3f}"
+        f"{_transport(row)} {row.server_cpu_s_per_gb:.3f}"
         for row in rows
         if row.op == "read_into" and row.nbytes == CPU_NBYTES and row.server_cpu_s_per_gb is not None
     )
     if spent:
         notes.append(f"server CPU seconds per GB, 1 MiB reads: {spent}")
     return notes
+
+
+def _transport(row: Row) -> str:
+    return SHORT_TRANSPORTS.get(row.transport, row.transport)
 
 
 def _size(row: Row) -> str:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from array import array
 from typing import Final, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from farpool.perf.rows import BULK_NBYTES
 
-__all__ = ["SLAB_NBYTES", "Int64Array", "filled", "places", "window"]
+__all__ = ["NEAR_NBYTES", "SLAB_NBYTES", "Bytes", "Int64Array", "filled", "places", "window"]
 
 Int64Array: TypeAlias = "array[int]"
 """Numbers of 8 bytes that the loops in C take as they are."""
+Bytes: TypeAlias = "bytearray | npt.NDArray[np.uint8]"
 
 SLAB_NBYTES: Final = 32 << 20
 """Far over a core's own caches, so that bulk copies come from memory or from a cache that all cores share."""
@@ -31,6 +35,9 @@ def places(nbytes: int, batch: int = 1) -> Int64Array:
     return array("q", range(0, (count - count % batch) * step, step))
 
 
-def filled(nbytes: int) -> bytearray:
-    """Return a buffer with pages of its own; untouched ones would all be the kernel's one page of zeros."""
-    return bytearray(b"\1") * nbytes
+def filled(nbytes: int) -> Bytes:
+    """Return a buffer with pages of its own; untouched ones would all be the kernel's one page of zeros.
+
+    A large one is an array, as ``docs/rdma.md`` tells users to take: it is registered with a device once.
+    """
+    return bytearray(b"\1") * nbytes if nbytes < BULK_NBYTES else np.ones(nbytes, np.uint8)

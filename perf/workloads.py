@@ -11,19 +11,24 @@ from itertools import cycle, islice
 from typing import Final
 
 from farpool import Pool, Slab
-from farpool.perf.limit_contenders import Limit, Limits, kernel_alone, numpy_copy
+from farpool.perf.limit_contenders import Limit, Limits, ReadLimits, kernel_alone, numpy_copy
 from farpool.perf.rounds import Contender, in_python
 from farpool.perf.rows import BULK_NBYTES
-from farpool.perf.walk import Int64Array, filled, places
+from farpool.perf.walk import Bytes, Int64Array, filled, places
 
-__all__ = ["Workload", "allocation_workload", "data_workloads", "numpy_workload"]
+__all__ = ["Workload", "allocation_workload", "data_workloads", "numpy_workload", "read_workload", "readv_workload"]
 
 SIZES: Final = (64, 4 << 10, 64 << 10, 1 << 20, 8 << 20)
 SMALLEST: Final = SIZES[0]
-BATCH: Final = 32
-BATCH_NBYTES: Final = 4 << 10
+BATCHES: Final = ((32, 4 << 10), (16, 64 << 10))
+"""Parts and bytes of a part: many small ones, and sixteen large ones in flight."""
 WORD_NBYTES: Final = 8
 ALLOCATION_NBYTES: Final = 64 << 10
+
+
+Part = tuple[int, memoryview]
+Readv = Callable[[list[Part]], int]
+ReadInto = Callable[[Bytes, int], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +61,30 @@ class Workload:
 def data_workloads(slab: Slab, limits: Limits) -> Iterator[Workload]:
     """Make the workloads of one transport, each when it is its turn."""
     for nbytes in SIZES:
-        offsets, buffer = places(nbytes), filled(nbytes)
-        ours = _copies(slab.read_into, buffer, offsets)
-        yield Workload("read_into", nbytes, ours, limits.read(offsets, buffer, nbytes))
+        yield read_workload(slab.read_into, limits, nbytes)
     for nbytes in SIZES:
         offsets, buffer = places(nbytes), filled(nbytes)
         ours = _copies(slab.write, buffer, offsets)
         yield Workload("write", nbytes, ours, limits.write(offsets, buffer, nbytes))
-    offsets, buffer = places(BATCH_NBYTES, BATCH), filled(BATCH * BATCH_NBYTES)
-    limit = limits.read(offsets, buffer, BATCH_NBYTES)
-    yield Workload("readv", BATCH_NBYTES, _batches(slab, buffer, offsets), limit, BATCH)
+    for batch, nbytes in BATCHES:
+        yield readv_workload(slab.readv, limits, nbytes, batch)
     offsets = places(WORD_NBYTES)
     ours, limit = _additions(slab, offsets), limits.add(offsets)
     yield Workload("fetch_add", WORD_NBYTES, ours, limit, moves_bytes=False)
     yield Workload("load", WORD_NBYTES, _loads(slab, offsets), limits.load(offsets), moves_bytes=False)
+
+
+def readv_workload(readv: Readv, limits: ReadLimits, nbytes: int, batch: int) -> Workload:
+    """Return batches of reads into parts of one buffer."""
+    offsets, buffer = places(nbytes, batch), filled(batch * nbytes)
+    ours = _batches(readv, buffer, offsets, nbytes, batch)
+    return Workload("readv", nbytes, ours, limits.read(offsets, buffer, nbytes), batch)
+
+
+def read_workload(read_into: ReadInto, limits: ReadLimits, nbytes: int) -> Workload:
+    """Return reads, one after the other."""
+    offsets, buffer = places(nbytes), filled(nbytes)
+    return Workload("read_into", nbytes, _copies(read_into, buffer, offsets), limits.read(offsets, buffer, nbytes))
 
 
 def numpy_workload(slab: Slab, memory: memoryview) -> Workload:
@@ -90,7 +105,7 @@ def allocation_workload(pool: Pool) -> Workload:
     return Workload("allocate+free", ALLOCATION_NBYTES, in_python(run, [None]), limit, moves_bytes=False)
 
 
-def _copies(move: Callable[[bytearray, int], int], buffer: bytearray, offsets: Int64Array) -> Contender:
+def _copies(move: ReadInto, buffer: Bytes, offsets: Int64Array) -> Contender:
     def run(block: Sequence[int]) -> None:
         for offset in block:
             move(buffer, offset)
@@ -98,15 +113,15 @@ def _copies(move: Callable[[bytearray, int], int], buffer: bytearray, offsets: I
     return in_python(run, offsets.tolist())
 
 
-def _batches(slab: Slab, buffer: bytearray, offsets: Int64Array) -> Contender:
-    readv, whole = slab.readv, memoryview(buffer)
-    parts = cycle(whole[begin : begin + BATCH_NBYTES] for begin in range(0, len(whole), BATCH_NBYTES))
+def _batches(readv: Readv, buffer: Bytes, offsets: Int64Array, nbytes: int, batch: int) -> Contender:
+    whole = memoryview(buffer)
+    parts = cycle(whole[begin : begin + nbytes] for begin in range(0, len(whole), nbytes))
     turn = zip(offsets.tolist(), parts, strict=False)
-    batches = [list(islice(turn, BATCH)) for _ in range(len(offsets) // BATCH)]
+    batches = [list(islice(turn, batch)) for _ in range(len(offsets) // batch)]
 
-    def run(block: Sequence[list[tuple[int, memoryview]]]) -> None:
-        for batch in block:
-            readv(batch)
+    def run(block: Sequence[list[Part]]) -> None:
+        for parts in block:
+            readv(parts)
 
     return in_python(run, batches)
 

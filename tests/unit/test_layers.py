@@ -17,7 +17,7 @@ ALLOWED = {
     "transports": ["transports", "native", "protocol"],
     "server": ["server", "transports", "native", "protocol"],
     "client": ["client", "transports", "native", "protocol"],
-    "perf": ["perf", "native.limits", "native.verbs_limits", "aio", ""],
+    "perf": ["perf", "native.limits", "native.verbs_limits", "native.verbs_stub", "aio", ""],
     "cli": ["cli", "perf", "server", "client", "transports", "native", "protocol", "aio", ""],
     "examples": ["aio", ""],
 }

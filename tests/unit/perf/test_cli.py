@@ -24,7 +24,7 @@ def test_json_lines_come_alone_on_stdout(server: EmbeddedServer, capfd: pytest.C
     assert main([*QUICK, "--json", "--url", server.url, "--transports", "cxl,rdma"]) == 0
     out, err = capfd.readouterr()
     records = [json.loads(line) for line in out.splitlines()]
-    assert [record["transport"] for record in records] == ["control", *["cxl"] * 14, "rdma"]
+    assert [record["transport"] for record in records] == ["control", *["cxl"] * 15, "rdma"]
     assert len({tuple(record) for record in records}) == 1
     assert records[-1]["reason"]
     assert err.startswith("farpool: measured on ")
