@@ -61,12 +61,14 @@ def interrupt_waiting(pool: farpool.Pool, what: str) -> None:
     print("ready", flush=True)
     sys.stdin.readline()
     stop = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    outcome = "interrupted"
     try:
         stop.start()
         calls[what]()
-        print("finished", flush=True)
+        outcome = "finished"
+        signal.pause()  # Ctrl-C comes in any case
     except KeyboardInterrupt:
-        print("interrupted", flush=True)
+        print(outcome, flush=True)
     sys.stdin.readline()
     assert slab.read(6) == b"before"
     slab.write(b"after")

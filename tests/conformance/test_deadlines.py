@@ -114,6 +114,7 @@ def test_large_transfers(server: EmbeddedServer, pool: AnyPool, alone: bool) -> 
     """A write that no socket buffer takes at once; and a read of which nothing comes."""
     slab = pool.allocate("32MiB")
     data = b"\x5a" * slab.nbytes
+    slab.load(0)  # now the way is open
     timeout = AMPLE if alone else SHORT
     with stopped(server):
         check_overdue(
@@ -127,6 +128,7 @@ def test_large_transfers(server: EmbeddedServer, pool: AnyPool, alone: bool) -> 
 
 def test_server_that_stops_again_and_again(server: EmbeddedServer, slab: AnySlab, alone: bool) -> None:
     timeout = AMPLE if alone else 0.05
+    slab.load(0)  # now the way is open
     for number in range(4):
         with stopped(server):
             check_overdue([lambda: slab.read(8, timeout=timeout)], alone=alone)
