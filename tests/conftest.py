@@ -85,7 +85,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("FARPOOL_TEST_RUN", str(folder))
     os.environ["TMPDIR"] = str(folder)
     tempfile.tempdir = None
-    os.environ.pop("FARPOOL_URL", None)
+    for variable in ("FARPOOL_URL", "FARPOOL_ARENA"):  # the second is the lab's
+        os.environ.pop(variable, None)
     config.stash[RUN] = folder
     config.stash[BEFORE] = abandoned_arenas()
     config.stash[LEFT] = []

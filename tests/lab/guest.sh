@@ -96,7 +96,8 @@ cxl_nvdimm() {
 
 cxl_up() {
     "cxl_$cxl_kind" && wait_for '[[ -c /dev/dax0.0 ]]' || return
-    export LAB_DAX=/dev/dax0.0 LAB_DAX_SIZE
+    # A server that is told nothing else keeps its slabs there.
+    export LAB_DAX=/dev/dax0.0 LAB_DAX_SIZE FARPOOL_ARENA=/dev/dax0.0
     LAB_DAX_SIZE=$(cat /sys/bus/dax/devices/dax0.0/size)
 }
 
