@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +50,17 @@ def test_without_an_address_a_server_is_started(
     monkeypatch.delenv("FARPOOL_URL", raising=False)
     assert main([*QUICK, "--json", "--transports", "rdma"]) == 0
     assert [json.loads(line)["transport"] for line in capfd.readouterr().out.splitlines()] == ["control", "rdma"]
+
+
+def test_the_server_that_is_started_keeps_its_slabs_where_it_is_told(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("FARPOOL_URL", raising=False)
+    monkeypatch.setenv("FARPOOL_ARENA", str(tmp_path / "nonesuch"))  # the command line counts for more
+    arena = tmp_path / "arena"
+    assert main([*QUICK, "--json", "--transports", "rdma", "--arena", str(arena)]) == 0
+    assert json.loads(capfd.readouterr().out.splitlines()[0])["transport"] == "control"
+    assert (arena / ".farpool").is_dir()
 
 
 @pytest.mark.parametrize(

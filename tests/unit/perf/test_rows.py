@@ -8,7 +8,7 @@ import json
 import pytest
 from rich.console import Console
 
-from farpool.perf.rows import Row, unavailable
+from farpool.perf.rows import PYVERBS_ROWS, Row, unavailable
 from farpool.perf.table import render
 
 FIELDS = [
@@ -67,6 +67,22 @@ ROWS = [
         limit_unit="GB/s",
         server_cpu_s_per_gb=0.2,
     ),
+    Row(
+        transport=PYVERBS_ROWS,
+        op="read_into",
+        nbytes=64,
+        batch=1,
+        clients=1,
+        p50_us=876.6,
+        p99_us=2139.7,
+        ops_s=1_016.0,
+        gb_s=0.0001,
+        limit=53.8,
+        ratio=0.061,
+        emulated=True,
+        limit_name="ib_read_lat",
+        limit_unit="us",
+    ),
     unavailable("rdma", 'there is no transport "rdma"; installed are cxl, tcp (or "auto")'),
 ]
 
@@ -97,10 +113,17 @@ def test_the_table_is_whole(width: int) -> None:
     lines = drawn(width)
     text = " ".join(" ".join(lines).split())
     assert "…" not in text
-    for expected in ("allocate+free 64 KiB", "cxl* read_into 1 MiB", "tcp readv 32 x 4 KiB", "0.98", "524k"):
+    for expected in (
+        "allocate+free 64 KiB",
+        "cxl* read_into 1 MiB",
+        "pyverbs* read_into 64 B",
+        "tcp readv 32 x 4 KiB",
+        "0.98",
+        "524k",
+    ):
         assert expected in text
     assert "rdma not measured here: there is no transport" in text
-    assert "emulated: cxl" in text
+    assert "emulated: cxl, pyverbs" in text
     assert "cxl 0.000" in text
 
 
