@@ -80,7 +80,7 @@ cdef bint get_numbers(object buffer, Py_buffer *view, int flags) noexcept:
     if try_buffer(buffer, view, flags) != 0:
         PyErr_Clear()
         return False
-    if view.format == NULL or (view.format[0] != b"O" and view.format[1] == 0):
+    if view.format == NULL or (view.format[0] not in (b"\0", b"O") and view.format[1] == 0):
         return True
     PyBuffer_Release(view)
     return False

@@ -263,9 +263,13 @@ cdef class RdmaPipeline:
         while not self.closed and ibv_poll_cq(self.pair.cq, 1, &completion) > 0:
             flight = self.flying.get(completion.wr_id)
             if completion.status != IBV_WC_SUCCESS:
-                if flight is not None and completion.status == IBV_WC_REM_ACCESS_ERR:
-                    self.refuse(flight)
-                self.fail()
+                # A refusal ends the connection in order: what was posted later has not been carried out.
+                if completion.status == IBV_WC_REM_ACCESS_ERR:
+                    if flight is not None:
+                        self.refuse(flight)
+                    self.fail(False)
+                else:
+                    self.fail()
                 return 0
             if flight is not None:
                 self.posted -= flight.count
@@ -327,8 +331,8 @@ cdef class RdmaPipeline:
         elif late:
             self.close()        # nothing moves any more: the next operation connects anew
 
-    cdef object fail(self):
-        """End the connection, and every operation with it."""
+    cdef object fail(self, bint begun=True):
+        """End the connection, and every operation with it; *begun* says that those posted may have taken effect."""
         cdef Flight flight
         if self.closed:
             return
@@ -341,7 +345,7 @@ cdef class RdmaPipeline:
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
-        for posted, flights in ((True, list(self.flying.values())), (False, list(self.waiting))):
+        for posted, flights in ((begun, list(self.flying.values())), (False, list(self.waiting))):
             for item in flights:
                 flight = item
                 flight.release()

@@ -13,6 +13,7 @@ from farpool.native.checks import seconds_of
 from farpool.native.rdma_pipeline import SLOT_BYTES, RdmaPipeline
 from farpool.native.rdma_region import RdmaRegion
 from farpool.protocol.errors import DeadlineExceeded, ServerLost, StaleSlab
+from farpool.transports.rdma.binding import Connected
 from farpool.transports.renewing import renew
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ __all__ = ["AwaitablePair", "AwaitableRdmaRegion"]
 
 Submit = Callable[[RdmaPipeline, float], "asyncio.Future[int]"]
 
+IDLE_SECONDS = 0.02
+"""A queue pair that rested longer is used only while the control plane is up: a dead server answers no packet."""
+
 MOST_PARTS = 64
 """Parts of one operation: half of what the queue holds, so that two are in flight."""
 
@@ -29,18 +33,26 @@ MOST_PARTS = 64
 class AwaitablePair:
     """The session's pipelined queue pair on one event loop; opened when first needed, and again when it was lost.
 
-    *open_pipeline(loop, seconds)* makes one; it is called in a thread, since the control plane is synchronous.
+    *open_pipeline(seconds)* makes one; it is called in a thread, since the control plane is synchronous. *connected()*
+    tells whether that is up.
     """
 
-    def __init__(self, open_pipeline: Callable[[float], Any]) -> None:
+    def __init__(self, open_pipeline: Callable[[float], Any], connected: Connected) -> None:
         self._open_pipeline = open_pipeline
+        self._connected = connected
+        self._used = time.monotonic()
         self._loop = asyncio.get_running_loop()
         self._opening = asyncio.Lock()
         self._pipeline: RdmaPipeline | None = None
 
     def current(self) -> RdmaPipeline | None:
         """Return the queue pair if it is usable."""
-        return self._pipeline if self._pipeline is not None and not self._pipeline.closed else None
+        rested, self._used = time.monotonic() - self._used, time.monotonic()
+        if self._pipeline is None or self._pipeline.closed:
+            return None
+        if rested > IDLE_SECONDS and not self._pipeline.pending and not self._connected():
+            self.close()
+        return self._pipeline
 
     async def open(self, deadline: float) -> RdmaPipeline:
         """Return a connected queue pair. Raises ``ServerLost``, ``TransportUnavailable``, ``DeadlineExceeded``."""

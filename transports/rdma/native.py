@@ -84,6 +84,7 @@ class NativeLanes:
     ) -> None:
         self._domain = domain
         self._connect = connect
+        self._connected = connected
         self._depth = depth
         self._spin = spin
         self._registrations = Registrations(domain, LOCAL)
@@ -137,7 +138,7 @@ class NativeLanes:
         loop = asyncio.get_running_loop()
         pair = self._loops.get(loop)
         if pair is None:
-            pair = self._loops[loop] = AwaitablePair(self.open_pipeline)
+            pair = self._loops[loop] = AwaitablePair(self.open_pipeline, self._connected)
         return AwaitableRdmaRegion(cast("RdmaRegion", region), pair, ticket.timeout)
 
     def reset(self) -> None:

@@ -24,7 +24,8 @@ enums = library.enums
 
 ACK_TIMEOUT: Final = 14
 """4.096 us * 2**14 = 67 ms until a packet is sent again (InfiniBand specification, 9.7.6.1.3)."""
-RETRIES: Final = 7
+RETRIES: Final = 6
+"""7, the most that the field holds, is for ever on soft-RoCE."""
 RNR_TIMER: Final = 12
 HOPS: Final = 64
 EVENT_FILE: Final = "anon_inode:[infinibandevent]"
