@@ -123,7 +123,33 @@ def test_the_exit_code_of_two_hosts_is_the_first_that_is_not_0(run_lab: RunLab) 
     assert done.returncode == 7
 
 
+LOSING = """
+if [[ $LAB_NAME == A ]]; then echo b >/proc/sysrq-trigger; exec sleep 1000; fi
+while ping -q -c 1 -W 1 "$LAB_PEER_IP" >/dev/null; do :; done
+echo went on
+exit 3
+"""
+
+
+@pytest.mark.parametrize(("options", "code"), [(["--lost", "A"], 3), ([], 125)], ids=["expected", "unexpected"])
+def test_a_host_is_lost_and_the_other_goes_on(run_lab: RunLab, options: list[str], code: int) -> None:
+    done = run_lab("--hosts", "2", *options, "--", "bash", "-c", LOSING)
+    assert done.returncode == code, done.stderr
+    assert done.stdout.splitlines() == ["B| went on"]
+    reported = "guest A ended before its command did" in done.stderr
+    assert reported == (code == 125)
+
+
+def test_a_host_that_was_to_be_lost_and_ends_is_reported(run_lab: RunLab) -> None:
+    done = run_lab("--hosts", "2", "--lost", "B", "--", "true")
+    assert done.returncode == 125
+    assert done.stderr.splitlines()[-1] == "farpool-lab: guest B was to be lost (--lost), and its command ended"
+
+
 def test_what_cannot_be_asked_for(run_lab: RunLab) -> None:
     done = run_lab("--cxl", "100M", "--", "true")
     assert done.returncode == 2
     assert "'100M' is not a multiple of 256M up to 4G" in done.stderr
+    done = run_lab("--lost", "A", "--", "true")
+    assert done.returncode == 2
+    assert "--lost needs a second host that goes on: --hosts 2" in done.stderr

@@ -33,12 +33,16 @@ def parse(words: list[str]) -> argparse.Namespace:
     run.add_argument("--cxl", type=size, default=0, metavar="SIZE", help="a memory device, /dev/dax0.0")
     run.add_argument("--cxl-kind", choices=CXL_KINDS, default="pmem", help="what the device is (default: pmem)")
     run.add_argument("--cpus", type=int, choices=(1, 2, 4), default=1, help="processors of a guest (1, the quickest)")
+    run.add_argument("--lost", choices=("A", "B"), default="", help="this host's command ends its guest by force")
     run.add_argument("--results", type=Path, default=places.LAB / "results", help="folder that the guest may write to")
     run.add_argument("--timeout", type=float, default=600.0, metavar="S", help="bound of the command (600)")
     run.add_argument("--boot-timeout", type=float, default=300.0, metavar="S", help="bound of the boot (300)")
     run.add_argument("--verbose", action="store_true", help="show the consoles on standard error, from the start")
     run.add_argument("command", nargs="+", metavar="-- COMMAND")
-    return parser.parse_args(words)
+    given = parser.parse_args(words)
+    if given.task == "run" and given.lost and given.hosts == 1:
+        parser.error("--lost needs a second host that goes on: --hosts 2")
+    return given
 
 
 def main() -> int:
@@ -72,6 +76,7 @@ def run(given: argparse.Namespace) -> int:
         boot_timeout=given.boot_timeout,
         timeout=given.timeout,
         verbose=given.verbose,
+        lost=given.lost,
     )
     for path in (places.ROOT, order.results):
         if re.search(r"[\s,\"'=]", str(path)):

@@ -36,6 +36,8 @@ class Order:
     boot_timeout: float
     timeout: float
     verbose: bool
+    lost: str = ""
+    """Name of the host whose guest the command ends by force; its end is no failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,8 @@ def instructions(order: Order, host: int) -> bytes:
         "LAB_IP": f"{TCP_NAME}{host + 1}",
         "LAB_PEER_IP": f"{TCP_NAME}{peer + 1}",
         "LAB_RESULTS": str(order.results),
+        "LAB_LOST": order.lost,
+        "LAB_CXL_KIND": order.cxl_kind if order.cxl_bytes else "",
         "FARPOOL_START_TIMEOUT": "300",
         "PATH": f"{ROOT}/.venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     }

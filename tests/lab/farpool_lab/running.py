@@ -193,8 +193,9 @@ def pass_on(source: object, take: Callable[[bytes], object]) -> bool:
 
 
 def result(order: Order, guest: Guest) -> int:
-    """Return the command's exit code, or say why there is none and return 124 or 125."""
-    if guest.code is not None:
+    """Return the exit code of the command, 0 for a host that was to be lost; or say what is wrong: 124 or 125."""
+    expected = bool(guest.name) and guest.name == order.lost
+    if guest.code is not None and not (expected and guest.code == 0):
         return guest.code
     if guest.timed_out and guest.up:
         guest.report(f"was killed: its command had not ended within {order.timeout:g} s (--timeout)")
@@ -203,6 +204,10 @@ def result(order: Order, guest: Guest) -> int:
         guest.report(f"was killed: it had not come up within {order.boot_timeout:g} s (--boot-timeout)")
     elif guest.failure:
         guest.report(f"could not be set up: {guest.failure}")
+    elif guest.code is not None:
+        guest.report("was to be lost (--lost), and its command ended")
+    elif expected and guest.up:
+        return 0
     else:
         guest.report(f"ended {'before its command did' if guest.up else 'before it was up'}")
     return NO_RESULT
