@@ -140,6 +140,8 @@ cdef extern from "infiniband/verbs.h" nogil:
     int IBV_PORT_ACTIVE
     int IBV_ATOMIC_NONE
 
+    int IBV_FORK_UNNEEDED
+    int ibv_is_fork_initialized()
     int ibv_fork_init()
     ibv_device **ibv_get_device_list(int *count)
     void ibv_free_device_list(ibv_device **devices)

@@ -23,6 +23,7 @@ from farpool.native.libverbs cimport (
     IBV_ACCESS_REMOTE_READ,
     IBV_ACCESS_REMOTE_WRITE,
     IBV_ATOMIC_NONE,
+    IBV_FORK_UNNEEDED,
     IBV_PORT_ACTIVE,
     IBV_QP_ACCESS_FLAGS,
     IBV_QP_AV,
@@ -57,6 +58,7 @@ from farpool.native.libverbs cimport (
     ibv_device,
     ibv_device_attr,
     ibv_fork_init,
+    ibv_is_fork_initialized,
     ibv_free_device_list,
     ibv_get_device_list,
     ibv_get_device_name,
@@ -89,6 +91,10 @@ ATOMIC = IBV_ACCESS_REMOTE_ATOMIC
 
 def prepare_for_fork():
     """Let this process fork although memory is registered (ibv_fork_init). Once, before any device is opened."""
+    # A kernel from 5.12 on copies registered pages when a process forks. For an older one libibverbs marks them by
+    # madvise, page by page, which a DAX device's memory refuses: only whole units of its alignment can be marked.
+    if ibv_is_fork_initialized() == IBV_FORK_UNNEEDED:
+        return
     failed = ibv_fork_init()
     if failed:
         raise TransportUnavailable(f"libibverbs cannot prepare for a fork: {os.strerror(failed)}")

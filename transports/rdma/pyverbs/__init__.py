@@ -36,6 +36,8 @@ ATOMIC: int = library.enums.IBV_ACCESS_REMOTE_ATOMIC
 
 def prepare_for_fork() -> None:
     """Let this process fork although memory is registered. Once, before any device is opened."""
+    if library.fork.is_fork_initialized() == library.enums.IBV_FORK_UNNEEDED:
+        return  # the kernel copies registered pages when a process forks
     try:
         library.fork.fork_init()
     except PyverbsError as error:
