@@ -79,7 +79,7 @@ from farpool.protocol.errors import TransportUnavailable
 
 cdef enum:
     ACK_TIMEOUT = 14        # 4.096 us * 2**14 = 67 ms until a packet is sent again (InfiniBand spec, 9.7.6.1.3)
-    RETRIES = 7             # and how often: the most that the 3-bit field holds
+    RETRIES = 6             # and how often; 7, the most that the field holds, is for ever on soft-RoCE
     RNR_TIMER = 12          # 0.64 ms; nothing of ours needs a receive, but the field must be set
     HOPS = 64
 

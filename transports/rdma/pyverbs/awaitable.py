@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
+from farpool.native.checks import seconds_of
+
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
@@ -29,7 +31,7 @@ class AwaitablePyverbsRegion:
 
     async def _run(self, call: Callable[[float], T], timeout: float | None) -> T:
         """Do *call* in a thread; the time that it waits for one counts."""
-        deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
+        deadline = time.monotonic() + seconds_of(timeout, self._timeout)
         return await asyncio.to_thread(lambda: call(max(0.0, deadline - time.monotonic())))
 
     async def read_into(self, buffer: Buffer, offset: int = 0, timeout: float | None = None) -> int:
