@@ -21,6 +21,9 @@ __all__ = ["AwaitablePyverbsRegion"]
 
 T = TypeVar("T")
 
+LEAST_SECONDS = 1e-6
+"""What is left of a deadline that passed before a thread was free: still a time, and too short for anything."""
+
 
 class AwaitablePyverbsRegion:
     """The awaitable twin of one region."""
@@ -32,7 +35,7 @@ class AwaitablePyverbsRegion:
     async def _run(self, call: Callable[[float], T], timeout: float | None) -> T:
         """Do *call* in a thread; the time that it waits for one counts."""
         deadline = time.monotonic() + seconds_of(timeout, self._timeout)
-        return await asyncio.to_thread(lambda: call(max(0.0, deadline - time.monotonic())))
+        return await asyncio.to_thread(lambda: call(max(LEAST_SECONDS, deadline - time.monotonic())))
 
     async def read_into(self, buffer: Buffer, offset: int = 0, timeout: float | None = None) -> int:
         """Fill *buffer* from the slab and return the bytes read."""
