@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from typing import Final, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from farpool.perf.rows import BULK_NBYTES
+
+if TYPE_CHECKING:  # the raw ping-pong's process has no use for numpy, which takes a slow machine long to import
+    import numpy as np
+    import numpy.typing as npt
 
 __all__ = ["NEAR_NBYTES", "SLAB_NBYTES", "Bytes", "Int64Array", "filled", "places", "window"]
 
@@ -35,9 +36,6 @@ def places(nbytes: int, batch: int = 1) -> Int64Array:
     return array("q", range(0, (count - count % batch) * step, step))
 
 
-def filled(nbytes: int) -> Bytes:
-    """Return a buffer with pages of its own; untouched ones would all be the kernel's one page of zeros.
-
-    A large one is an array, as ``docs/rdma.md`` tells users to take: it is registered with a device once.
-    """
-    return bytearray(b"\1") * nbytes if nbytes < BULK_NBYTES else np.ones(nbytes, np.uint8)
+def filled(nbytes: int) -> bytearray:
+    """Return a buffer with pages of its own; untouched ones would all be the kernel's one page of zeros."""
+    return bytearray(b"\1") * nbytes

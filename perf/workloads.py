@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Final
 
+import numpy as np
+
 from farpool import Pool, Slab
 from farpool.perf.limit_contenders import Limit, Limits, ReadLimits, kernel_alone, numpy_copy
 from farpool.perf.rounds import Contender, in_python
@@ -63,7 +65,7 @@ def data_workloads(slab: Slab, limits: Limits) -> Iterator[Workload]:
     for nbytes in SIZES:
         yield read_workload(slab.read_into, limits, nbytes)
     for nbytes in SIZES:
-        offsets, buffer = places(nbytes), filled(nbytes)
+        offsets, buffer = places(nbytes), _buffer(nbytes)
         ours = _copies(slab.write, buffer, offsets)
         yield Workload("write", nbytes, ours, limits.write(offsets, buffer, nbytes))
     for batch, nbytes in BATCHES:
@@ -76,15 +78,24 @@ def data_workloads(slab: Slab, limits: Limits) -> Iterator[Workload]:
 
 def readv_workload(readv: Readv, limits: ReadLimits, nbytes: int, batch: int) -> Workload:
     """Return batches of reads into parts of one buffer."""
-    offsets, buffer = places(nbytes, batch), filled(batch * nbytes)
+    offsets, buffer = places(nbytes, batch), _buffer(batch * nbytes)
     ours = _batches(readv, buffer, offsets, nbytes, batch)
     return Workload("readv", nbytes, ours, limits.read(offsets, buffer, nbytes), batch)
 
 
 def read_workload(read_into: ReadInto, limits: ReadLimits, nbytes: int) -> Workload:
     """Return reads, one after the other."""
-    offsets, buffer = places(nbytes), filled(nbytes)
+    offsets, buffer = places(nbytes), _buffer(nbytes)
     return Workload("read_into", nbytes, _copies(read_into, buffer, offsets), limits.read(offsets, buffer, nbytes))
+
+
+def _buffer(nbytes: int) -> Bytes:
+    """Return what a call of *nbytes* reads into or writes from.
+
+    A large one is an array, as ``docs/rdma.md`` tells users to take: it is registered with a device once.
+    """
+    source = filled(nbytes)
+    return source if nbytes < BULK_NBYTES else np.array(source)
 
 
 def numpy_workload(slab: Slab, memory: memoryview) -> Workload:
