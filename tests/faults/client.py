@@ -1,7 +1,8 @@
 """A client process: it transfers without end, and says in lines of JSON what stops it.
 
-``python client.py URL TRANSPORT API TIMEOUT NBYTES``. After a failure it obeys the lines of its stdin: ``again`` goes
-on with the transfers, ``try`` makes one, ``allocate`` takes a new slab, ``close`` ends it in order.
+``python client.py URL TRANSPORT API TIMEOUT NBYTES [held]``. After a failure, and if held before the first transfers,
+it obeys the lines of its stdin: ``again`` goes on with the transfers, ``try`` makes one, ``allocate`` takes a new slab,
+``close`` ends it in order.
 """
 
 from __future__ import annotations
@@ -79,14 +80,15 @@ def say(event: str, **fields: Any) -> None:
     print(json.dumps({"event": event, **fields}), flush=True)
 
 
-async def work(url: str, transport: str, api: str, timeout: float, nbytes: int) -> None:
+async def work(url: str, transport: str, api: str, timeout: float, nbytes: int, *, held: bool) -> None:
     """Connect, transfer, and end in order."""
     connect: Any = farpool.connect if api == "sync" else farpool.aio.connect
     client = Client(await result_of(connect(url, transport=transport, timeout=timeout)), nbytes)
     await client.allocate()
     await client.transfer()
     say("ready")
-    await client.transfer_until_it_fails()
+    if not held:
+        await client.transfer_until_it_fails()
     while await client.obey():
         await client.transfer_until_it_fails()
     await result_of(client.pool.close())
@@ -103,7 +105,7 @@ def run_without_a_loop(coroutine: Coroutine[Any, Any, None]) -> None:
 
 
 if __name__ == "__main__":
-    job = work(sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4]), int(sys.argv[5]))
+    job = work(sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4]), int(sys.argv[5]), held="held" in sys.argv[6:])
     if sys.argv[3] == "aio":
         asyncio.run(job)
     else:

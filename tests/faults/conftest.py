@@ -60,12 +60,23 @@ def running(pid: int) -> bool:
 
 
 class ClientProcess:
-    """``client.py`` as a child: what it says is waited for, never longer than ``WITHIN``."""
+    """``client.py`` as a child: what it says is waited for, never longer than *within* seconds."""
 
-    def __init__(self, url: str, transport: str, api: str, timeout: float, nbytes: int = NBYTES) -> None:
+    def __init__(
+        self,
+        url: str,
+        transport: str,
+        api: str,
+        timeout: float,
+        nbytes: int = NBYTES,
+        *,
+        held: bool = False,
+        within: float = WITHIN,
+    ) -> None:
         self._unread = b""
         self._switches: list[str] = []
-        arguments = [url, transport, api, str(timeout), str(nbytes)]
+        self._within = within
+        arguments = [url, transport, api, str(timeout), str(nbytes), *(["held"] if held else [])]
         self.process = subprocess.Popen(
             [sys.executable, str(CLIENT), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -97,7 +108,7 @@ class ClientProcess:
 
     def expect(self, event: str) -> dict[str, Any]:
         """Return what the client says next; it must be *event*."""
-        said = self.said(WITHIN)
+        said = self.said(self._within)
         assert said is not None, f"the client does not say {event!r}"
         assert said["event"] == event, said
         return said
@@ -124,7 +135,7 @@ class ClientProcess:
         """Let the client end in order."""
         self.tell("close")
         self.expect("closed")
-        assert self.process.wait(WITHIN) == 0
+        assert self.process.wait(self._within) == 0
 
     def end(self) -> None:
         """Kill what is left of it."""
