@@ -11,9 +11,9 @@ import ctypes
 import errno
 import os
 import resource
+import weakref
 from collections.abc import Mapping
 from typing import Any
-from weakref import WeakSet
 
 from farpool.native.fork import fork_count
 from farpool.protocol.errors import TransportUnavailable
@@ -24,7 +24,7 @@ __all__ = ["Handle", "PyverbsError", "cause_of", "registration_failure"]
 PyverbsError: type[Exception] = library.errors.PyverbsError
 """What every call of pyverbs raises."""
 
-_alive: WeakSet[Any] = WeakSet()
+_alive: weakref.WeakSet[Any] = weakref.WeakSet()
 _keep = ctypes.pythonapi.Py_IncRef
 _keep.argtypes = [ctypes.py_object]
 _keep.restype = None
@@ -40,11 +40,16 @@ os.register_at_fork(after_in_child=_keep_all)
 
 
 class Handle:
-    """Owns one pyverbs object."""
+    """Owns one pyverbs object, which is closed at the end of its handle.
+
+    The finalizer holds the object, so that the garbage collector never sees it: that takes what it finds in any order,
+    and pyverbs would end a device before what was made from it.
+    """
 
     def __init__(self, inner: Any) -> None:
         self._inner: Any = inner
         self._born = fork_count()
+        self._close = weakref.finalize(self, _close, inner, self._born)
         _alive.add(inner)
 
     @property
@@ -59,10 +64,14 @@ class Handle:
 
     def end(self) -> None:
         """Close it. Idempotent."""
-        inner, self._inner = self._inner, None
-        if inner is not None and not self.inherited:
-            with contextlib.suppress(PyverbsError):  # a device that has vanished has nothing left to end
-                inner.close()
+        self._inner = None
+        self._close()
+
+
+def _close(inner: Any, born: int) -> None:
+    if born == fork_count():
+        with contextlib.suppress(PyverbsError):  # a device that has vanished has nothing left to end
+            inner.close()
 
 
 def cause_of(error: Exception) -> str:

@@ -170,6 +170,7 @@ class Pair:
         self._domain = domain
         self.depth = depth
         self.psn = secrets.randbits(24)
+        self.incarnation = 0
         self.lock = threading.RLock()
         device = domain.device
         try:
@@ -181,6 +182,7 @@ class Pair:
                 scq=self._cq.inner,
                 rcq=self._cq.inner,
                 cap=library.qp.QPCap(depth, 1, 1, 1, max_inline),
+                sq_sig_all=0,  # else every request of a batch completes, and the first one ends the wait for all
             )
             self._qp = Handle(library.qp.QP(domain.pd, wanted))
         except PyverbsError as error:
