@@ -23,6 +23,9 @@ class RdmaPipeline:
 
     def __init__(self, pair: QueuePair, staging: MemoryRegion, loop: asyncio.AbstractEventLoop) -> None: ...
     @property
+    def incarnation(self) -> int:
+        """Number of the server's start that the queue pair is connected to."""
+    @property
     def closed(self) -> bool: ...
     @property
     def pending(self) -> int:

@@ -134,6 +134,11 @@ cdef class RdmaPipeline:
         loop.add_reader(self.fd, self.on_event)
 
     @property
+    def incarnation(self):
+        """Number of the server's start that the queue pair is connected to."""
+        return self.pair.incarnation
+
+    @property
     def pending(self):
         """Operations that have not ended, cancelled ones included."""
         return len(self.flying) + len(self.waiting)

@@ -21,6 +21,7 @@ cdef class RdmaRegion(RemoteRegion):
     cdef RdmaPeer peer
     cdef uint64_t base                  # the slab's address, as the key has it
     cdef uint32_t rkey
+    cdef readonly uint64_t incarnation           # of the server's start that has given out the key
 
     cdef int raise_refused(self) except -1
     cdef int run(self, Lane lane, Operation *operation, int64_t deadline) except -3

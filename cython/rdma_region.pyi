@@ -25,13 +25,19 @@ class RdmaPeer(Loans):
     def max_message(self) -> int: ...
     def keep(self, lane: Lane) -> None:
         """Take in a lane that was opened outside of an operation."""
-    def reset(self) -> None:
-        """Give up the idle queue pairs: the server that they led to is gone."""
+    def reset(self, incarnation: int) -> None:
+        """Give up the idle queue pairs but those to this start of the server: what they led to is gone."""
     def close(self) -> None:
         """Close the idle queue pairs, and the others when their operation ends. Idempotent."""
 
 class RdmaRegion(RemoteRegion):
-    """One attached slab, reached by one-sided operations of the device."""
+    """One attached slab, reached by one-sided operations of the device.
+
+    *base* and *rkey* are its memory at the server, of the server's start *incarnation*.
+    """
+
+    @property
+    def incarnation(self) -> int: ...
 
     def __init__(
         self,
@@ -42,6 +48,7 @@ class RdmaRegion(RemoteRegion):
         nbytes: int,
         writable: bool,
         atomics: bool,
+        incarnation: int,
         label: str,
         timeout: float,
         renew: Callable[[float], Mapping[str, Any]],

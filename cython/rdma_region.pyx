@@ -48,7 +48,7 @@ cdef class RdmaPeer(Loans):
         elif now - lane.used > IDLE_NS and not self.connected():
             # Packets to a server that has gone are answered by nobody: do not wait for them.
             self.discard(lane)
-            self.reset()
+            self.reset(0)
             raise ServerLost("the server has gone")
         lane.used = now
         return lane
@@ -71,22 +71,30 @@ cdef class RdmaPeer(Loans):
         lane.used = now_ns()
         self.give(lane)
 
-    def reset(self):
-        """Give up the idle queue pairs: the server that they led to is gone."""
+    def reset(self, uint64_t incarnation):
+        """Give up the idle queue pairs but those to this start of the server: what they led to is gone."""
+        cdef Lane lane
+        cdef list good = []
         while (lane := self.take_idle()) is not None:
-            self.discard(lane)
+            if lane.pair.incarnation == incarnation:
+                good.append(lane)
+            else:
+                self.discard(lane)
+        for lane in good:
+            self.give_back(lane)
 
     def close(self):
         """Close the idle queue pairs, and the others when their operation ends. Idempotent."""
         self.closed = True
-        self.reset()
+        self.reset(0)
 
 
 cdef class RdmaRegion(RemoteRegion):
     """One attached slab, reached by one-sided operations of the device; see the stub for the contract."""
 
     def __init__(self, RdmaPeer peer not None, uint64_t base, uint32_t rkey, uint64_t generation, Py_ssize_t nbytes,
-                 bint writable, bint atomics, str label not None, double timeout, renew, on_close):
+                 bint writable, bint atomics, uint64_t incarnation, str label not None, double timeout, renew,
+                 on_close):
         self.peer = peer
         self.base = base
         self.rkey = rkey
@@ -94,6 +102,7 @@ cdef class RdmaRegion(RemoteRegion):
         self.nbytes = nbytes
         self.writable = writable
         self.atomics = atomics
+        self.incarnation = incarnation
         self.domain = "rdma"
         self.label = label
         self.timeout = to_ns(timeout)
@@ -104,6 +113,7 @@ cdef class RdmaRegion(RemoteRegion):
     cdef int adopt(self, object params) except -1:
         self.base = params["address"]
         self.rkey = params["rkey"]
+        self.incarnation = params["incarnation"]
         return 0
 
     cdef int raise_refused(self) except -1:
@@ -115,6 +125,10 @@ cdef class RdmaRegion(RemoteRegion):
         cdef Lane lane
         cdef int outcome
         lane = self.peer.take(deadline)
+        if lane.pair.incarnation != self.incarnation:
+            # Another start of the server may have given our key to another slab. Nothing was sent: attach again.
+            self.peer.give(lane)
+            raise ServerLost("the server has restarted")
         try:
             outcome = self.run(lane, operation, deadline)
         except BaseException:

@@ -41,6 +41,7 @@ cdef class QueuePair:
     cdef readonly uint32_t depth        # work requests that may be out at once
     cdef readonly uint32_t max_inline   # bytes
     cdef readonly uint32_t reads        # reads and atomics that the device runs at once
+    cdef public uint64_t incarnation    # number of the server's start that it is of, or connected to; 0 before
     cdef uint64_t born                  # forks when this was made
     cdef object __weakref__
 

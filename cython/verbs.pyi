@@ -55,6 +55,9 @@ class MemoryRegion:
 class QueuePair:
     """One reliable connection with a completion queue and channel of its own."""
 
+    incarnation: int
+    """Number of the server's start that it belongs to, or is connected to; 0 before."""
+
     def __init__(self, domain: ProtectionDomain, *, depth: int, max_inline: int = 0) -> None: ...
     @property
     def domain(self) -> ProtectionDomain: ...

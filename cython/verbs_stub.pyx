@@ -93,7 +93,7 @@ def instant_region(Py_ssize_t nbytes):
         lambda owner, address, nbytes: registered,
         MAX_MESSAGE,
     )
-    return RdmaRegion(peer, 0, KEY, 1, nbytes, True, True, "of no device", 10.0, None, None)
+    return RdmaRegion(peer, 0, KEY, 1, nbytes, True, True, 0, "of no device", 10.0, None, None)
 
 
 def instant_verbs(Py_ssize_t nbytes):

@@ -36,6 +36,7 @@ class CountedPair:
 
     def __init__(self) -> None:
         self.broken = False
+        self.incarnation = 0
         self.alive.add(self)
 
     def connect(self, **named: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -22,6 +23,7 @@ class Counted:
 
     def __init__(self) -> None:
         self.place: object = None
+        self.pair = SimpleNamespace(incarnation=1)
         self.closed = False
 
     def close(self) -> None:

@@ -55,7 +55,7 @@ def test_it_leaves_logging_as_it_is(pyverbs: Binding) -> None:
 
 def test_without_pyverbs_the_message_names_the_package() -> None:
     said = run(ABSENT)
-    assert "apt-get install python3-pyverbs" in said
+    assert "apt-get install -y python3-pyverbs" in said
     assert "make pyverbs" in said
 
 

@@ -98,8 +98,11 @@ class AwaitableRdmaRegion:
             future: asyncio.Future[int] | None = None
             try:
                 pipeline = self._pair.current() or await self._pair.open(deadline)
-                future = submit(pipeline, deadline)
-                return await future
+                if pipeline.incarnation == self._region.incarnation:
+                    future = submit(pipeline, deadline)
+                    return await future
+                if attempt > 1:
+                    self._pair.close()  # the region is of this start of the server, and the pair of an earlier one
             except ServerLost as error:
                 if future is not None and error.details.get("begun") and not again:
                     raise

@@ -64,6 +64,10 @@ class VerbsPair(Protocol):
     def number(self) -> int: ...  # noqa: D102
     @property
     def psn(self) -> int: ...  # noqa: D102
+
+    incarnation: int
+    """Number of the server's start that it belongs to, or is connected to; 0 before."""
+
     def failed(self) -> bool: ...  # noqa: D102
     def connect(  # noqa: D102
         self,
@@ -87,7 +91,7 @@ class Lanes(Protocol):
     def region(self, ticket: Ticket, renew: Callable[[float], Mapping[str, Any]]) -> Region: ...
     def awaitable(self, region: Region, ticket: Ticket) -> AwaitableRegion: ...
     def ping(self, seconds: float) -> None: ...
-    def reset(self) -> None: ...
+    def reset(self, incarnation: int) -> None: ...
     def close(self) -> None: ...
 
 

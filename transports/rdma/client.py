@@ -66,17 +66,18 @@ class RdmaClient:
         port = self._port
         if port is None:
             raise StaleSlab("the pool is closed; connect again")
-        answer = self._context.negotiate(describe_end(pair, port), seconds)
-        connect_pair(pair, port, decode_end(answer), 0)
+        theirs = decode_end(self._context.negotiate(describe_end(pair, port), seconds))
+        connect_pair(pair, port, theirs, 0)
+        pair.incarnation = theirs.incarnation
 
     def attach(self, ticket: Ticket, seconds: float) -> Region:
         """Return a region that reaches the slab by its key; nothing is waited for."""
         return self._opened().region(ticket, lambda seconds: self._renew(ticket, seconds))
 
     def _renew(self, ticket: Ticket, seconds: float) -> Mapping[str, Any]:
-        """Attach again. A queue pair to a server that has restarted leads nowhere, so the idle ones are given up."""
+        """Attach again. A queue pair to a server that has restarted leads nowhere: idle ones are given up."""
         params = ticket.renew(seconds)
-        self._opened().reset()
+        self._opened().reset(params["incarnation"])
         return params
 
     def awaitable(self, region: Region, ticket: Ticket) -> AwaitableRegion:

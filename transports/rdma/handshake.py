@@ -25,11 +25,21 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     """As an ``ibv_mtu``; the smaller of both ends is used."""
     reads_in: int
     """Reads and atomics that it answers at once; the other end sends no more."""
+    incarnation: int = 0
+    """Number that the server has drawn at its start; a client has none."""
 
 
 def describe_end(pair: VerbsPair, port: Port) -> dict[str, Any]:
     """Return what the peer must know of *pair*."""
-    end = End(number=pair.number, psn=pair.psn, gid=port.gid_bytes, lid=port.lid, mtu=port.mtu, reads_in=port.reads_in)
+    end = End(
+        number=pair.number,
+        psn=pair.psn,
+        gid=port.gid_bytes,
+        lid=port.lid,
+        mtu=port.mtu,
+        reads_in=port.reads_in,
+        incarnation=pair.incarnation,
+    )
     fields: dict[str, Any] = msgspec.to_builtins(end, builtin_types=(bytes,))
     return fields
 
@@ -41,6 +51,7 @@ def decode_end(params: Mapping[str, Any]) -> End:
     except msgspec.ValidationError as error:
         raise ProtocolError(f"the peer's end of an RDMA connection: {error}") from None
     within = 0 <= end.number < 1 << 24 and 0 <= end.psn < 1 << 24 and 0 <= end.lid < 1 << 16
+    within = within and 0 <= end.incarnation < 1 << 63
     if not within or len(end.gid) != 16 or not 1 <= end.mtu <= 5 or not 1 <= end.reads_in <= 255:
         raise ProtocolError("the peer's end of an RDMA connection has a number out of range")
     return end

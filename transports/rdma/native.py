@@ -123,6 +123,7 @@ class NativeLanes:
             ticket.nbytes,
             ticket.writable,
             params["atomics"],
+            params["incarnation"],
             ticket.label,
             ticket.timeout,
             renew,
@@ -141,9 +142,9 @@ class NativeLanes:
             pair = self._loops[loop] = AwaitablePair(self.open_pipeline, self._connected)
         return AwaitableRdmaRegion(cast("RdmaRegion", region), pair, ticket.timeout)
 
-    def reset(self) -> None:
-        """Give up the idle queue pairs: the server that they led to is gone."""
-        self._peer.reset()
+    def reset(self, incarnation: int) -> None:
+        """Give up the idle queue pairs to other starts of the server: what they led to is gone."""
+        self._peer.reset(incarnation)
 
     def close(self) -> None:
         """Close the queue pairs, and drop what was registered."""

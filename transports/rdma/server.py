@@ -8,6 +8,7 @@ its queue pairs. Queue pairs are capped, and looked through on a timer, so that 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -43,6 +44,8 @@ class RdmaServer:
         self._regions: dict[int, dict[tuple[str, Mode], tuple[VerbsMemory, set[int]]]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._most_pairs = PAIRS_IN_ALL
+        self._incarnation = secrets.randbits(63)
+        """Keys of an earlier start may be those of other slabs now: a client uses a key on pairs of its own start."""
         self._counts = {"connected": 0, "reclaimed": 0, "registered": 0}
 
     async def start(self, context: ServerContext) -> None:
@@ -117,6 +120,7 @@ class RdmaServer:
                 "raise rdma's max_queue_pairs, or close sessions"
             )
         pair = binding.pair(self._domain(session.tenant), depth=1, max_inline=0)
+        pair.incarnation = self._incarnation
         try:
             atomic = binding.ATOMIC if port.atomics else 0
             connect_pair(pair, port, peer, binding.READ | binding.WRITE | atomic)
@@ -158,7 +162,8 @@ class RdmaServer:
             entry = regions[session.tenant, mode] = region, set()
             self._counts["registered"] += 1
         entry[1].add(session.id)
-        return {"address": entry[0].address, "rkey": entry[0].rkey, "atomics": atomics}
+        keys = {"address": entry[0].address, "rkey": entry[0].rkey}
+        return {**keys, "atomics": atomics, "incarnation": self._incarnation}
 
     def withdraw(self, slab: ServedSlab, session_id: int) -> None:
         """Take the slab from one session; the key of a tenant ends with its last session."""

@@ -63,7 +63,7 @@ class LanePool:
         if not self._connected():
             # Packets to a server that has gone are answered by nobody: do not wait for them.
             self.discard(found)
-            self.reset()
+            self.reset(0)
             raise ServerLost("the server has gone")
         return found
 
@@ -104,19 +104,20 @@ class LanePool:
         """Open one lane, and keep it for the first operation."""
         self.give(self.take(time.monotonic() + open_within))
 
-    def reset(self) -> None:
-        """Give up the idle lanes: the server that they led to is gone."""
+    def reset(self, incarnation: int) -> None:
+        """Give up the idle lanes but those to this start of the server: what they led to is gone."""
         if self._born != fork_count():
             return  # a child owns none of them, and the lock may have been held
         with self._returned:
-            idle, self._idle = self._idle, []
-        for lane in idle:
+            old = [lane for lane in self._idle if lane.pair.incarnation != incarnation]
+            self._idle = [lane for lane in self._idle if lane.pair.incarnation == incarnation]
+        for lane in old:
             self.discard(lane)
 
     def close(self) -> None:
         """Close the idle lanes, and the others when their operation ends. Idempotent."""
         self._closed = True
-        self.reset()
+        self.reset(0)
 
 
 class PyverbsRegion(DelegatingRegion):
@@ -151,6 +152,10 @@ class PyverbsRegion(DelegatingRegion):
     ) -> tuple[int, int]:
         """Run one batch over a borrowed lane."""
         lane = self._pool.take(deadline)
+        if lane.pair.incarnation != self.params["incarnation"]:
+            # Another start of the server may have given our key to another slab. Nothing was sent: attach again.
+            self._pool.give(lane)
+            raise ServerLost("the server has restarted")
         try:
             base, rkey = self.params["address"], self.params["rkey"]
             if parts:
@@ -260,9 +265,9 @@ class PyverbsLanes:
         assert isinstance(region, PyverbsRegion)
         return AwaitablePyverbsRegion(region, ticket.timeout)
 
-    def reset(self) -> None:
-        """Give up the idle queue pairs: the server that they led to is gone."""
-        self._pool.reset()
+    def reset(self, incarnation: int) -> None:
+        """Give up the idle queue pairs to other starts of the server: what they led to is gone."""
+        self._pool.reset(incarnation)
 
     def close(self) -> None:
         """Close the queue pairs, and drop what was registered."""
