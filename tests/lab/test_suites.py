@@ -1,0 +1,46 @@
+"""The suites of the transports that need a device, each in a guest that has one.
+
+A guest's device must be used: a test that is passed over there for want of one would hide a failure.
+"""
+
+from __future__ import annotations
+
+import shlex
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from tests.lab.conftest import RunLab
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(1800)]
+
+RDMA = ("--rdma",)
+DEVICE = ("--cxl", "768M", "--cxl-kind", "nvdimm")
+"""Ordinary memory to the guest: what QEMU emulates of CXL costs 30 ms a MiB, and the driver above it is the same."""
+LESSONS = "tests/lessons/test_row_1[5689]_*.py"
+SUITES = {
+    "rdma": (RDMA, f"tests/rdma {LESSONS} tests/conformance --transport rdma"),
+    "rdma-pyverbs": (RDMA, "tests/conformance --transport 'rdma?verbs=pyverbs'"),
+    "cxl-device": (DEVICE, "tests/conformance --transport cxl-device"),
+}
+
+
+def run_suite(run_lab: RunLab, results: Path, options: tuple[str, ...], tests: str) -> list[ET.Element]:
+    """Run pytest in a guest; return its cases."""
+    report = shlex.quote(str(results / "report.xml"))
+    script = (
+        f"export FARPOOL_START_TIMEOUT=200 FARPOOL_TEST_DAX=${{LAB_DAX:-}}; "
+        f"exec python -m pytest -q -p no:cacheprovider -o timeout=300 --junitxml={report} {tests}"
+    )
+    done = run_lab(*options, "--timeout", "1700", "--", "bash", "-c", script)
+    assert done.returncode == 0, f"{done.stdout[-20000:]}\n{done.stderr}"
+    return list(ET.parse(results / "report.xml").iter("testcase"))
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_the_suite_passes_on_the_device(run_lab: RunLab, tmp_path: Path, name: str) -> None:
+    options, tests = SUITES[name]
+    cases = run_suite(run_lab, tmp_path, options, tests)
+    skipped = [str(skip.get("message")) for case in cases for skip in case.iter("skipped")]
+    assert len(cases) - len(skipped) > 200
+    assert [reason for reason in skipped if "device" in reason or "pyverbs" in reason] == []
