@@ -110,10 +110,7 @@ def problem_of(name: str, sys_root: Path = SYS_ROOT) -> str | None:
     driver = (node / "driver").resolve().name if (node / "driver").exists() else ""
     reconfigure = f"daxctl reconfigure-device --force --mode=devdax {name}"
     if driver == KMEM:
-        return (
-            f"{name} is in system-ram mode: the kernel uses it as ordinary memory; run: daxctl offline-memory {name} "
-            f"&& {reconfigure}"
-        )
+        return f"{name} is in system-ram mode: the kernel uses it as ordinary memory; run: {reconfigure}"
     if driver != DEVICE_DAX:
         what = f"the driver {driver}" if driver else "no driver"
         return f"{name} is bound to {what}, not to {DEVICE_DAX}; run: {reconfigure}"
