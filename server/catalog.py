@@ -14,59 +14,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from farpool.protocol.errors import FarpoolError, PoolFull
+from farpool.server.schema import APPLICATION_ID, DEFAULT_TENANT, SCHEMA, SCHEMA_VERSION, UPGRADES
 from farpool.server.settings import ConfigurationError
 
 __all__ = ["DEFAULT_TENANT", "Catalog", "HolderRow", "QuarantineRow", "SessionRow", "SlabRow"]
-
-SCHEMA_VERSION: Final = 2
-APPLICATION_ID: Final = 0x4661_7270
-"""``Farp`` in the header of the SQLite file, so that a foreign database is told apart."""
 
 BLOCK: Final = 1024
 """Ids taken from the catalog at a time; a crash loses the rest of the block, which is harmless."""
 
 LATE_AT_MOST: Final = 512
 """Deletions that wait for an insertion before they get a transaction of their own."""
-
-DEFAULT_TENANT: Final = "default"
-
-QUARANTINE: Final = """
-CREATE TABLE quarantine (
-    session INTEGER PRIMARY KEY, pid INTEGER, begun INTEGER, boot_id TEXT NOT NULL, host TEXT NOT NULL,
-    created REAL NOT NULL
-)"""
-
-SCHEMA: Final = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
-CREATE TABLE tenants (name TEXT PRIMARY KEY, created REAL NOT NULL) WITHOUT ROWID;
-CREATE TABLE slabs (
-    id INTEGER PRIMARY KEY, generation INTEGER NOT NULL, slot INTEGER NOT NULL, nbytes INTEGER NOT
-    NULL, tenant TEXT NOT NULL REFERENCES tenants (name), name TEXT, lease TEXT NOT NULL, ttl REAL, owner
-    INTEGER, deadline REAL, reclaiming INTEGER NOT NULL DEFAULT 0, created REAL NOT NULL, extent INTEGER,
-    atomics TEXT NOT NULL DEFAULT 'cpu'
-);
-CREATE TABLE sessions (
-    id INTEGER PRIMARY KEY, tenant TEXT NOT NULL REFERENCES tenants (name), secret_hash BLOB NOT NULL,
-    pid INTEGER, created REAL NOT NULL
-);
-CREATE TABLE holders (
-    slab INTEGER NOT NULL, session INTEGER NOT NULL, transport TEXT NOT NULL, mode TEXT NOT NULL,
-    PRIMARY KEY (slab, session, transport)
-) WITHOUT ROWID;
-CREATE TABLE grants (
-    slab INTEGER NOT NULL, tenant TEXT NOT NULL, mode TEXT NOT NULL, created REAL NOT NULL,
-    PRIMARY KEY (slab, tenant)
-) WITHOUT ROWID;
-"""
-
-UPGRADES: Final = {
-    1: (
-        "ALTER TABLE slabs ADD COLUMN extent INTEGER",
-        "ALTER TABLE slabs ADD COLUMN atomics TEXT NOT NULL DEFAULT 'cpu'",
-        QUARANTINE,
-    ),
-}
-"""By version, what makes the next version's schema of it."""
 
 INSERT_SLAB: Final = (
     "INSERT INTO slabs"
@@ -194,8 +151,10 @@ class Catalog:
             raise sqlite3.DatabaseError(verdict)
         if not tables:
             marks = (f"PRAGMA application_id={APPLICATION_ID}", f"PRAGMA user_version={SCHEMA_VERSION}")
-            schema: list[Change] = [(statement, ()) for statement in (*SCHEMA.split(";"), QUARANTINE, *marks)]
-            self._commit([*schema, ("INSERT INTO tenants VALUES (?, ?)", (DEFAULT_TENANT, time.time()))])
+            schema: list[Change] = [(statement, ()) for statement in (*SCHEMA.split(";"), *marks)]
+            self._commit(
+                [*schema, ("INSERT INTO tenants (name, created) VALUES (?, ?)", (DEFAULT_TENANT, time.time()))]
+            )
             return
         for older in range(version, SCHEMA_VERSION):
             steps: list[Change] = [(statement, ()) for statement in UPGRADES[older]]
