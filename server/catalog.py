@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from farpool.protocol.errors import FarpoolError, PoolFull
-from farpool.server.schema import APPLICATION_ID, DEFAULT_TENANT, SCHEMA, SCHEMA_VERSION, UPGRADES
+from farpool.server.schema import APPLICATION_ID, DEFAULT_TENANT, QUARANTINE, SCHEMA, SCHEMA_VERSION, UPGRADES
 from farpool.server.settings import ConfigurationError
 
 __all__ = ["DEFAULT_TENANT", "Catalog", "HolderRow", "QuarantineRow", "SessionRow", "SlabRow"]

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["APPLICATION_ID", "DEFAULT_TENANT", "SCHEMA", "SCHEMA_VERSION", "UPGRADES"]
+__all__ = ["APPLICATION_ID", "DEFAULT_TENANT", "QUARANTINE", "SCHEMA", "SCHEMA_VERSION", "UPGRADES"]
 
 SCHEMA_VERSION: Final = 3
 APPLICATION_ID: Final = 0x4661_7270
 """``Farp`` in the header of the SQLite file, so that a foreign database is told apart."""
 
 DEFAULT_TENANT: Final = "default"
+
+QUARANTINE: Final = """
+CREATE TABLE quarantine (
+    session INTEGER PRIMARY KEY, pid INTEGER, begun INTEGER, boot_id TEXT NOT NULL, host TEXT NOT NULL,
+    created REAL NOT NULL
+)"""
 
 SCHEMA: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -37,23 +43,18 @@ CREATE TABLE grants (
     slab INTEGER NOT NULL, tenant TEXT NOT NULL, mode TEXT NOT NULL, created REAL NOT NULL, expires REAL,
     PRIMARY KEY (slab, tenant)
 ) WITHOUT ROWID;
-CREATE TABLE quarantine (
-    session INTEGER PRIMARY KEY, pid INTEGER, begun INTEGER, boot_id TEXT NOT NULL, host TEXT NOT NULL,
-    created REAL NOT NULL
-)
 """
 """Of a tenant: ``verifier`` is what its token is checked with, NULL if it has none; a limit that is NULL is none.
 
-Of a slab: ``generation`` is its memory's, and ``life`` the slab's own once a commit has replaced its memory; ``draft_of``
-is the slab that a draft is to replace the memory of; ``checksums`` are the crc32c of each ``block`` bytes.
+Of a slab: ``generation`` is its memory's, and ``life`` the slab's own once a commit has replaced its memory;
+``draft_of`` is the slab that a draft is to replace the memory of; ``checksums`` are the crc32c of each ``block`` bytes.
 """
 
 UPGRADES: Final = {
     1: (
         "ALTER TABLE slabs ADD COLUMN extent INTEGER",
         "ALTER TABLE slabs ADD COLUMN atomics TEXT NOT NULL DEFAULT 'cpu'",
-        "CREATE TABLE quarantine (session INTEGER PRIMARY KEY, pid INTEGER, begun INTEGER, boot_id TEXT NOT NULL,"
-        " host TEXT NOT NULL, created REAL NOT NULL)",
+        QUARANTINE,
     ),
     2: (
         "ALTER TABLE tenants ADD COLUMN verifier BLOB",
