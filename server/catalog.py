@@ -151,7 +151,7 @@ class Catalog:
             raise sqlite3.DatabaseError(verdict)
         if not tables:
             marks = (f"PRAGMA application_id={APPLICATION_ID}", f"PRAGMA user_version={SCHEMA_VERSION}")
-            schema: list[Change] = [(statement, ()) for statement in (*SCHEMA.split(";"), *marks)]
+            schema: list[Change] = [(statement, ()) for statement in (*SCHEMA.split(";"), QUARANTINE, *marks)]
             self._commit(
                 [*schema, ("INSERT INTO tenants (name, created) VALUES (?, ?)", (DEFAULT_TENANT, time.time()))]
             )
