@@ -18,9 +18,11 @@ from typing import Any, ClassVar, Final, TypeVar
 import msgspec
 
 from farpool.protocol.errors import FarpoolError, ProtocolError
+from farpool.protocol.commit_messages import Commit, Committed, DraftEnd, Reserve
 from farpool.protocol.framing import encode_frame
 from farpool.protocol.message_base import Done, Reply, Request
 from farpool.protocol.quarantine import Quarantined, Release
+from farpool.protocol.slab_messages import Attached, SlabInfo
 
 __all__ = [
     "ERROR",
@@ -32,8 +34,11 @@ __all__ = [
     "Allocate",
     "Attach",
     "Attached",
+    "Commit",
+    "Committed",
     "Detach",
     "Done",
+    "DraftEnd",
     "Event",
     "Free",
     "Goodbye",
@@ -48,6 +53,7 @@ __all__ = [
     "Release",
     "Reply",
     "Request",
+    "Reserve",
     "ResumeKey",
     "ServerStat",
     "SlabInfo",
@@ -73,25 +79,6 @@ PAGE_SLABS: Final = 1000
 
 
 # What replies carry ---------------------------------------------------------------------------------------------
-
-
-class SlabInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What anyone who may see a slab is told of it."""
-
-    id: int
-    generation: int
-    nbytes: int
-    tenant: str
-    name: str | None = None
-    lease: str | float = "session"
-    expires_in: float | None = None
-    """Seconds until a leased slab ends unless its owner renews it; None for other leases."""
-    state: str = "live"
-    """``live``, ``orphaned`` (its owner's session is in its grace) or ``reclaiming`` (freed, still mapped)."""
-    attached: int = 0
-    """Sessions that have it attached now."""
-    atomics: str = "cpu"
-    """Whose atomics its words belong to: ``cpu`` (cxl, tcp) or ``rdma``."""
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,15 +109,6 @@ class Welcome(Reply, frozen=True, kw_only=True):
     session_timeout: float
     """Seconds of silence after which the session ends."""
     offers: list[Offer]
-
-
-class Attached(Reply, frozen=True, kw_only=True):
-    """A slab, and what the transport's client half needs to reach it."""
-
-    slab: SlabInfo
-    epoch: int
-    transport: str = ""
-    params: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
 
 
 class Negotiated(Reply, frozen=True, kw_only=True):
@@ -214,6 +192,8 @@ class Open(Request, frozen=True, kw_only=True):
     id: int | None = None
     mode: str = "rw"
     transport: str = ""
+    exclusive: bool = False
+    """Whether this session alone may have the slab attached from now on, until it lets go."""
 
 
 class Attach(Request, frozen=True, kw_only=True):
@@ -225,6 +205,8 @@ class Attach(Request, frozen=True, kw_only=True):
     generation: int
     mode: str = "rw"
     transport: str
+    memory: int = 0
+    """Generation of the memory that is meant: another one is a ``StaleSlab`` too. 0 takes what the slab has now."""
 
 
 class Negotiate(Request, frozen=True, kw_only=True):
@@ -291,7 +273,10 @@ class Goodbye(Request, frozen=True, kw_only=True):
 
 OPERATIONS: Final[dict[str, type[Request]]] = {
     cls.operation: cls
-    for cls in (Hello, Allocate, Open, Attach, Negotiate, Detach, Free, Listing, Stat, Release, Heartbeat, Goodbye)
+    for cls in (
+        *(Hello, Allocate, Open, Attach, Negotiate, Detach, Free, Listing, Stat, Release, Heartbeat, Goodbye),
+        *(Reserve, Commit),
+    )
 }
 
 
