@@ -233,8 +233,9 @@ class Connection(asyncio.Protocol):
             return None
         if isinstance(request, Goodbye):
             self.session.mapped = frozenset(request.mapped)
-            self._reply(request_id, Done())
-            service.life.sessions.end(self.session, SessionEvent.GOODBYE)
+            # Answered once it is noted: a server that is killed a moment later must not think it still maps.
+            farewell = encode_reply(request_id, Done()) if request_id else b""
+            service.life.sessions.end(self.session, SessionEvent.GOODBYE, farewell)
             return None
         return service.handle(self.session, request)
 

@@ -259,8 +259,8 @@ class SessionTable:
             session.last_seen = session.since
             self._watch_anew(session)
 
-    def end(self, session: Session, event: SessionEvent) -> None:
-        """End a session now; one that has ended stays so."""
+    def end(self, session: Session, event: SessionEvent, farewell: bytes = b"") -> None:
+        """End a session now, and send *farewell* once that is noted; one that has ended stays so."""
         if not session.alive:
             return
         session.advance(event, self._clock())
@@ -272,6 +272,8 @@ class SessionTable:
         self._ended(session, event)
         session.served = None
         if channel is not None:
+            if farewell:
+                channel.send(farewell)
             channel.close(f"its session has ended: {event.value}")
 
     def forgive_silence(self) -> None:
