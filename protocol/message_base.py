@@ -14,6 +14,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     operation: ClassVar[str]
     reply: ClassVar[type[Reply]]
+    administrative: ClassVar[bool] = False
+    """Whether an administrator alone may ask it: a local process of the server's own user, or of root."""
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):

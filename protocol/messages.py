@@ -23,6 +23,16 @@ from farpool.protocol.framing import encode_frame
 from farpool.protocol.message_base import Done, Reply, Request
 from farpool.protocol.quarantine import Quarantined, Release
 from farpool.protocol.slab_messages import Attached, SlabInfo
+from farpool.protocol.tenant_messages import (
+    Challenge,
+    Challenged,
+    TenantAdd,
+    TenantInfo,
+    TenantList,
+    TenantListing,
+    TenantRemove,
+    TenantRotate,
+)
 
 __all__ = [
     "ERROR",
@@ -34,6 +44,8 @@ __all__ = [
     "Allocate",
     "Attach",
     "Attached",
+    "Challenge",
+    "Challenged",
     "Commit",
     "Committed",
     "Detach",
@@ -59,6 +71,12 @@ __all__ = [
     "SlabInfo",
     "SlabList",
     "Stat",
+    "TenantAdd",
+    "TenantInfo",
+    "TenantList",
+    "TenantListing",
+    "TenantRemove",
+    "TenantRotate",
     "Welcome",
     "decode_reply_fields",
     "decode_request",
@@ -109,6 +127,8 @@ class Welcome(Reply, frozen=True, kw_only=True):
     session_timeout: float
     """Seconds of silence after which the session ends."""
     offers: list[Offer]
+    signature: bytes = b""
+    """Shows, where the client sent a proof, that the server knows the tenant too."""
 
 
 class Negotiated(Reply, frozen=True, kw_only=True):
@@ -145,7 +165,7 @@ class ServerStat(Reply, frozen=True, kw_only=True):
     transports: dict[str, dict[str, Any]]
     """By transport: ``available``, ``reason``, and the counters of its data plane."""
     addresses: list[str]
-    quarantined: list[Quarantined] = []
+    quarantined: list[Quarantined] = msgspec.field(default_factory=list[Quarantined])
 
 
 # Requests -------------------------------------------------------------------------------------------------------
@@ -168,6 +188,8 @@ class Hello(Request, frozen=True, kw_only=True):
     tenant: str | None = None
     pid: int | None = None
     resume: ResumeKey | None = None
+    proof: bytes = b""
+    """Shows that the client has the token of the tenant in its challenge, which came just before."""
 
 
 class Allocate(Request, frozen=True, kw_only=True):
@@ -274,8 +296,9 @@ class Goodbye(Request, frozen=True, kw_only=True):
 OPERATIONS: Final[dict[str, type[Request]]] = {
     cls.operation: cls
     for cls in (
-        *(Hello, Allocate, Open, Attach, Negotiate, Detach, Free, Listing, Stat, Release, Heartbeat, Goodbye),
+        *(Challenge, Hello, Allocate, Open, Attach, Negotiate, Detach, Free, Listing, Stat, Heartbeat, Goodbye),
         *(Reserve, Commit),
+        *(Release, TenantAdd, TenantListing, TenantRotate, TenantRemove),
     )
 }
 

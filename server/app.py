@@ -21,6 +21,7 @@ from farpool.protocol.units import format_bytes
 from farpool.server import logs
 from farpool.server.arena import MEMORY_FILE_SYSTEMS, Arena
 from farpool.server.arenas import open_arena
+from farpool.server.audit import AuditLog
 from farpool.server.catalog import Catalog
 from farpool.server.control import ControlPlane
 from farpool.server.dataplanes import DataPlanes, transport_settings
@@ -33,6 +34,7 @@ from farpool.server.peers import ProcessWatch
 from farpool.server.reconcile import reconcile
 from farpool.server.service import PoolService
 from farpool.server.settings import RELOADABLE, ConfigurationError, ServerSettings, unknown_variables
+from farpool.server.tenants import Tenants
 from farpool.transports.contract import ServerContext
 
 __all__ = ["Embedding", "serve"]
@@ -108,6 +110,8 @@ class Server:
         _raise_descriptor_limit()
         if unknown := unknown_variables(os.environ):
             log.warning("environment variables ignored: no such settings", names=unknown)
+        audit = AuditLog(settings.audit_log, boot_clock)
+        self._undo.callback(audit.close)
         arena = open_arena(settings)
         self._undo.callback(self._close_arena, arena)
         arena.use_reserve()
@@ -132,7 +136,8 @@ class Server:
         self._undo.push_async_callback(planes.stop)
         self._undo.push_async_callback(life.finish)
         await self._start_planes(planes, generations, life)
-        self.service = PoolService(life, self, boot_clock, epoch)
+        tenants = Tenants(catalog, settings.tenants)
+        self.service = PoolService(life, tenants, audit, self, boot_clock, epoch)
         await self._listen()
         log.info("arena ready", arena=arena.path, epoch=epoch, **dataclasses.asdict(restored))
 
@@ -230,6 +235,11 @@ class Server:
         """Seconds between a client's heartbeats."""
         return self.settings.heartbeat
 
+    @property
+    def authentication_required(self) -> bool:
+        """Whether a client must be known to be let in."""
+        return self.settings.authentication == "required"
+
     # Run ----------------------------------------------------------------------------------------------
 
     def watch_signals(self) -> None:
@@ -308,19 +318,22 @@ class Server:
         if not self._ready:
             return
         notify_reloading()
+        self.service.audit.reopen()
         try:
             wanted = self.settings.reloaded()
         except ConfigurationError as error:
             log.error("settings not reloaded", reason=str(error))
         else:
-            before, after = self.settings.model_dump(), wanted.model_dump()
+            before, after = dict(self.settings), dict(wanted)
             changed = {key: value for key, value in after.items() if value != before[key]}
             now = {key: value for key, value in changed.items() if key in RELOADABLE}
             self.settings = self.settings.model_copy(update=now)
             self.life.slabs.capacity = self.settings.capacity
+            self.service.tenants.configure(self.settings.tenants)
             logs.configure(self.settings.log_level, self.settings.log_format)
             later = sorted(set(changed) - set(now))
-            log.info("settings reloaded", changed=now, need_a_restart=later)
+            shown = {key: value for key, value in wanted.model_dump().items() if key in now}
+            log.info("settings reloaded", changed=shown, need_a_restart=later)
         notify("READY=1")
 
 

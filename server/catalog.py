@@ -10,14 +10,14 @@ import contextlib
 import sqlite3
 import time
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, fields
+from typing import Any, Final
 
 from farpool.protocol.errors import FarpoolError, PoolFull
 from farpool.server.schema import APPLICATION_ID, DEFAULT_TENANT, QUARANTINE, SCHEMA, SCHEMA_VERSION, UPGRADES
 from farpool.server.settings import ConfigurationError
 
-__all__ = ["DEFAULT_TENANT", "Catalog", "HolderRow", "QuarantineRow", "SessionRow", "SlabRow"]
+__all__ = ["DEFAULT_TENANT", "Catalog", "Change", "HolderRow", "QuarantineRow", "SessionRow", "SlabRow"]
 
 BLOCK: Final = 1024
 """Ids taken from the catalog at a time; a crash loses the rest of the block, which is harmless."""
@@ -322,9 +322,18 @@ class Catalog:
         self._change()
         return [SessionRow(*row) for row in self._db.execute("SELECT id, tenant, secret_hash, pid FROM sessions")]
 
-    def has_tenant(self, name: str) -> bool:
-        """Tell whether there is such a tenant."""
-        return self._db.execute("SELECT 1 FROM tenants WHERE name = ?", (name,)).fetchone() is not None
+    # What other modules keep here ---------------------------------------------------------------------
+
+    def rows(self, query: str, *parameters: object) -> list[tuple[Any, ...]]:
+        """Return the rows of a query, with all changes made."""
+        self._change()
+        return self._db.execute(query, parameters).fetchall()
+
+    def write(self, *changes: Change) -> None:
+        """Make changes now, all or none; raise ``PoolFull`` if there is no room for them."""
+        with writing():
+            self._commit([*self._late, *changes])
+        self._late.clear()
 
     def close(self) -> None:
         """Close the database; its rows stay. May be called twice."""

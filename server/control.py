@@ -17,6 +17,7 @@ import structlog
 from farpool.protocol.errors import AuthenticationFailed, FarpoolError, ProtocolError
 from farpool.protocol.framing import MAX_REQUEST_BYTES, FrameDecoder, decode_payload
 from farpool.protocol.messages import (
+    Challenge,
     Done,
     Goodbye,
     Hello,
@@ -28,6 +29,8 @@ from farpool.protocol.messages import (
     encode_reply,
     request_id_of,
 )
+from farpool.server.audit import REFUSALS
+from farpool.server.authentication import Exchange
 from farpool.server.peers import Peer, ProcessWatch, lacks_descriptors, peer_of
 from farpool.server.service import PoolService
 from farpool.server.sessions import Session, SessionEvent
@@ -100,6 +103,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, plane: ControlPlane) -> None:
         self.session: Session | None = None
         self.peer = Peer("unknown")
+        self._exchange: Exchange | None = None
         self._plane = plane
         self._decoder = FrameDecoder(MAX_REQUEST_BYTES)
         self._backlog: deque[bytes] = deque()
@@ -215,16 +219,18 @@ class Connection(asyncio.Protocol):
         except ProtocolError as error:
             self._refuse(str(error), error)
             return
+        request: Request | None = None
         try:
-            reply = self._answer(request_id, decode_request(message))
+            request = decode_request(message)
+            reply = self._answer(request_id, request)
             if isinstance(reply, Reply):
-                self._reply(request_id, reply)
+                self._reply(request_id, reply, request)
             elif reply is not None:
-                self._await(request_id, reply)
+                self._await(request_id, reply, request)
         except FarpoolError as error:
-            self._fail(request_id, error)
+            self._fail(request_id, error, request)
         except Exception as error:  # noqa: BLE001  one request's bug must not take the loop down
-            self._fail(request_id, self._internal(error))
+            self._fail(request_id, self._internal(error), request)
 
     def _answer(self, request_id: int, request: Request) -> Reply | Awaitable[Reply] | None:
         service = self._plane.service
@@ -240,6 +246,10 @@ class Connection(asyncio.Protocol):
         return service.handle(self.session, request)
 
     def _greet(self, request_id: int, request: Request) -> None:
+        if isinstance(request, Challenge):
+            self._exchange, challenged = self._plane.service.authentication.challenge(request)
+            self._reply(request_id, challenged, request)
+            return
         if not isinstance(request, Hello):
             self._refuse(
                 f"{request.operation} before hello",
@@ -247,11 +257,12 @@ class Connection(asyncio.Protocol):
             )
             return
         service, loop = self._plane.service, self._plane.loop
+        exchange, self._exchange = self._exchange, None
         try:
-            session, welcome = service.welcome(self, request, self.peer)
+            session, welcome = service.welcome(self, request, self.peer, exchange)
         except FarpoolError as error:
-            self._fail(request_id, error)
-            if not isinstance(error, AuthenticationFailed):
+            self._fail(request_id, error, request)
+            if request.resume is None or not isinstance(error, AuthenticationFailed):
                 log.info("hello refused", peer=str(self.peer), reason=str(error))
                 self.close("its hello was refused")
             return
@@ -268,16 +279,16 @@ class Connection(asyncio.Protocol):
             session=session.id,
             peer=str(self.peer),
         )
-        self._reply(request_id, welcome)
+        self._reply(request_id, welcome, request)
 
-    def _await(self, request_id: int, reply: Awaitable[Reply]) -> None:
+    def _await(self, request_id: int, reply: Awaitable[Reply], request: Request) -> None:
         async def finish() -> None:
             try:
-                self._reply(request_id, await reply)
+                self._reply(request_id, await reply, request)
             except FarpoolError as error:
-                self._fail(request_id, error)
+                self._fail(request_id, error, request)
             except Exception as error:  # noqa: BLE001  as in _take
-                self._fail(request_id, self._internal(error))
+                self._fail(request_id, self._internal(error), request)
 
         task = self._plane.loop.create_task(finish())
         self._working.add(task)
@@ -290,11 +301,15 @@ class Connection(asyncio.Protocol):
             self._plane.service.hear(self.session)
         self._work()
 
-    def _reply(self, request_id: int, reply: Reply) -> None:
+    def _reply(self, request_id: int, reply: Reply, request: Request) -> None:
+        if request.administrative:
+            self._plane.service.audit.act(self.peer, self.session, request)
         if request_id:
             self.send(encode_reply(request_id, reply))
 
-    def _fail(self, request_id: int, error: FarpoolError) -> None:
+    def _fail(self, request_id: int, error: FarpoolError, request: Request | None) -> None:
+        if request is not None and (request.administrative or isinstance(error, REFUSALS)):
+            self._plane.service.audit.refusal(self.peer, self.session, request, error)
         if request_id:
             self.send(encode_error(request_id, error))
 

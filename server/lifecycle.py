@@ -28,7 +28,7 @@ from farpool.server.sessions import Channel, Session, SessionEvent, SessionTable
 from farpool.server.slabs import Slab, SlabTable, close_mapping
 from farpool.transports.contract import Mode
 
-__all__ = ["LONG_BYTES", "Lifecycle"]
+__all__ = ["EXPIRED", "LONG_BYTES", "REVOKED", "Lifecycle"]
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("farpool.lifecycle")
 

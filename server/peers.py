@@ -24,6 +24,13 @@ class Peer:
     address: str
     pid: int | None = None
     uid: int | None = None
+    certificate_name: str | None = None
+    """Name in the client's certificate, if TLS has verified one."""
+
+    @property
+    def administrator(self) -> bool:
+        """Whether it is a local process of the server's own user, or of root."""
+        return self.uid is not None and self.uid in (0, os.geteuid())
 
     def __str__(self) -> str:
         return self.address

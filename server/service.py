@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 from collections.abc import Awaitable
@@ -36,12 +35,15 @@ from farpool.protocol.messages import (
     Welcome,
 )
 from farpool.protocol.units import format_bytes, parse_lease, parse_size, validate_name
-from farpool.server.catalog import DEFAULT_TENANT
+from farpool.server.administration import Administration
+from farpool.server.audit import AuditLog
+from farpool.server.authentication import Authentication, Exchange
 from farpool.server.deadlines import Clock
 from farpool.server.lifecycle import LONG_BYTES, REVOKED, Lifecycle
 from farpool.server.peers import Peer
 from farpool.server.sessions import Channel, Session, SessionState
 from farpool.server.slabs import Slab
+from farpool.server.tenants import Tenants
 from farpool.transports.contract import Mode
 
 __all__ = ["Limits", "PoolService"]
@@ -63,14 +65,21 @@ class Limits(Protocol):
     def session_timeout(self) -> float: ...  # noqa: D102
     @property
     def heartbeat(self) -> float: ...  # noqa: D102
+    @property
+    def authentication_required(self) -> bool: ...  # noqa: D102
 
 
 class PoolService:
     """The operations of one pool. Not thread-safe."""
 
-    def __init__(self, life: Lifecycle, limits: Limits, clock: Clock, epoch: int) -> None:
+    def __init__(
+        self, life: Lifecycle, tenants: Tenants, audit: AuditLog, limits: Limits, clock: Clock, epoch: int
+    ) -> None:
         self.life = life
+        self.tenants = tenants
+        self.audit = audit
         self.limits = limits
+        self.authentication = Authentication(tenants, lambda: limits.authentication_required)
         self.epoch = epoch
         self.draining = False
         self.addresses: list[str] = []
@@ -78,9 +87,12 @@ class PoolService:
         """When something was last asked, heartbeats apart; a drain ends when nothing is asked any more."""
         self._clock = clock
         self._started = clock()
+        self._administration = Administration(life, tenants)
 
-    def welcome(self, channel: Channel, hello: Hello, peer: Peer) -> tuple[Session, Welcome]:
-        """Open or resume a session for the client behind *channel*, who is *peer*."""
+    def welcome(
+        self, channel: Channel, hello: Hello, peer: Peer, exchange: Exchange | None = None
+    ) -> tuple[Session, Welcome]:
+        """Open or resume a session for the client behind *channel*, who is *peer* and was challenged to *exchange*."""
         if hello.protocol != PROTOCOL_VERSION:
             raise ProtocolError(
                 f"the client speaks version {hello.protocol} of the control protocol, this server "
@@ -88,11 +100,8 @@ class PoolService:
                 " install the same release of farpool on both sides",
                 server=PROTOCOL_VERSION,
             )
-        tenant = DEFAULT_TENANT if hello.tenant is None else hello.tenant
-        if not self.life.catalog.has_tenant(tenant):
-            raise PermissionDenied(
-                f'this server has no tenant {json.dumps(tenant[:80])}; leave the tenant out for "{DEFAULT_TENANT}"'
-            )
+        # Whoever has the secret of a session has shown who he is when it was opened.
+        identity = None if hello.resume is not None else self.authentication.identify(peer, hello, exchange)
         if self.draining:
             raise PermissionDenied("the server is draining and opens no more sessions; try again once it is back")
         sessions = self.life.sessions
@@ -100,8 +109,10 @@ class PoolService:
             session = sessions.resume(hello.resume.session, hello.resume.secret, channel)
             session.pid = peer.pid
         else:
-            limit = self.limits.max_sessions + (RESERVED_SESSIONS if peer.uid == os.geteuid() else 0)
-            session = self.life.open_session(tenant, channel, limit, peer.pid)
+            assert identity is not None
+            limit = self.limits.max_sessions + (RESERVED_SESSIONS if peer.administrator else 0)
+            session = self.life.open_session(identity.tenant, channel, limit, peer.pid)
+        session.administrator = peer.administrator
         assert session.served is not None
         return session, Welcome(
             protocol=PROTOCOL_VERSION,
@@ -114,18 +125,21 @@ class PoolService:
             heartbeat=self.limits.heartbeat,
             session_timeout=self.limits.session_timeout,
             offers=self.life.planes.offers(),
+            signature=b"" if identity is None else identity.signature,
         )
 
     def hear(self, session: Session) -> None:
         """Note a sign of life."""
         session.last_seen = self._clock()
 
-    def handle(self, session: Session, request: Request) -> Reply | Awaitable[Reply]:
+    def handle(self, session: Session, request: Request) -> Reply | Awaitable[Reply]:  # noqa: C901  one case each
         """Do what *request* asks for *session*; long work comes back as an awaitable."""
         session.last_seen = now = self._clock()
         if isinstance(request, Heartbeat):
             return Done()
         self.last_request = now
+        if request.administrative:
+            self._check_administrator(session, request)
         match request:
             case Allocate():
                 return self._allocate(session, request)
@@ -145,7 +159,20 @@ class PoolService:
             case Stat():
                 return self._stat()
             case _:
-                raise ProtocolError(f"{request.operation} cannot be asked in an open session")
+                return self._administer(request)
+
+    def _check_administrator(self, session: Session, request: Request) -> None:
+        if not session.administrator:
+            raise PermissionDenied(
+                f"{request.operation} is for administrators: root or the server's own user, on the server's host, over "
+                f"{next(iter(self.addresses), 'its Unix socket')}"
+            )
+
+    def _administer(self, request: Request) -> Reply | Awaitable[Reply]:
+        reply = self._administration.handle(request)
+        if reply is None:
+            raise ProtocolError(f"{request.operation} cannot be asked in an open session")
+        return reply
 
     def _allocate(self, session: Session, request: Allocate) -> Attached | Awaitable[Attached]:
         if self.draining:

@@ -52,6 +52,7 @@ class SessionEvent(StrEnum):
     DIED = "its process died"
     TOO_LATE = "did not come back in time"
     STOPPED = "the server stops"
+    DISMISSED = "was ended by an administrator"
 
 
 _S, _E = SessionState, SessionEvent
@@ -63,13 +64,16 @@ TRANSITIONS: Final[dict[tuple[SessionState, SessionEvent], SessionState]] = {
     (_S.CONNECTED, _E.SILENT): _S.ENDED,
     (_S.CONNECTED, _E.DIED): _S.ENDED,
     (_S.CONNECTED, _E.STOPPED): _S.ENDED,
+    (_S.CONNECTED, _E.DISMISSED): _S.ENDED,
     (_S.DISCONNECTED, _E.RESUMED): _S.CONNECTED,
     (_S.DISCONNECTED, _E.TOO_LATE): _S.ENDED,
     (_S.DISCONNECTED, _E.DIED): _S.ENDED,
     (_S.DISCONNECTED, _E.STOPPED): _S.ENDED,
+    (_S.DISCONNECTED, _E.DISMISSED): _S.ENDED,
     (_S.AWAITING, _E.RESUMED): _S.CONNECTED,
     (_S.AWAITING, _E.TOO_LATE): _S.ENDED,
     (_S.AWAITING, _E.STOPPED): _S.ENDED,
+    (_S.AWAITING, _E.DISMISSED): _S.ENDED,
 }
 
 
@@ -108,6 +112,7 @@ class Session:
     """One client process as the server knows it."""
 
     __slots__ = (
+        "administrator",
         "channel",
         "host",
         "id",
@@ -138,6 +143,8 @@ class Session:
         self.channel: Channel | None = None
         self.served: ServedSession | None = None
         """What transports see; None until the client has shown the secret to this server."""
+        self.administrator = False
+        """Whether the other end of its connection may ask for administrative acts."""
         self.pid: int | None = None
         self.mapped: frozenset[tuple[int, int]] = frozenset()
         """Slabs, by id and generation, that its client has said to leave mapped at its goodbye."""

@@ -12,20 +12,31 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings.sources import InitSettingsSource
 
 from farpool.protocol.addresses import default_socket_path, parse_host_port, validate_socket_path
 from farpool.protocol.errors import FarpoolError
-from farpool.protocol.units import parse_size
+from farpool.protocol.units import parse_size, validate_tenant
 
-__all__ = ["RELOADABLE", "ConfigurationError", "ServerSettings", "load_settings", "unknown_variables"]
+__all__ = [
+    "RELOADABLE",
+    "ConfigurationError",
+    "ServerSettings",
+    "TenantSettings",
+    "load_settings",
+    "unknown_variables",
+]
 
-RELOADABLE = ("capacity", "log_level", "session_timeout", "disconnect_grace", "resume_grace", "drain_timeout")
+RELOADABLE = (
+    *("capacity", "log_level", "session_timeout", "disconnect_grace", "resume_grace", "drain_timeout", "tenants"),
+)
 """Settings that SIGHUP changes in a running server; any other change waits for a restart."""
 
-OTHER_VARIABLES = frozenset({"CONFIG", "CXL_COHERENCE", "DEBUG", "SERVER_EMBEDDED", "START_TIMEOUT", "URL"})
+OTHER_VARIABLES = frozenset(
+    {"CONFIG", "CXL_COHERENCE", "DEBUG", "SERVER_EMBEDDED", "START_TIMEOUT", "TENANT", "TOKEN", "TOKEN_FILE", "URL"}
+)
 """What ``FARPOOL_`` begins too and is no setting of a server: of the command line, the client, and what embeds us."""
 
 Seconds = Annotated[float, Field(gt=0, le=86400.0)]
@@ -48,6 +59,17 @@ def _default_state_dir() -> str:
 
 def _default_socket() -> str:
     return default_socket_path(os.environ, os.geteuid())
+
+
+class TenantSettings(BaseModel):
+    """What a file says of one tenant: ``[tenants.NAME]``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    uids: tuple[Annotated[int, Field(ge=0, lt=(1 << 32) - 1)], ...] = ()
+    """Users of the server's host that are this tenant over the Unix socket, without a token."""
+    certificates: tuple[str, ...] = ()
+    """Names in client certificates that are this tenant over TLS, without a token."""
 
 
 class ServerSettings(BaseSettings):
@@ -89,6 +111,14 @@ class ServerSettings(BaseSettings):
     """How long SIGTERM waits for sessions to end by themselves."""
     max_sessions: int = Field(default=1024, ge=1, le=1 << 20)
     """Sessions that may be open at once."""
+    authentication: Literal["none", "required"] = "none"
+    """``required``: whoever is no administrator has a token, or a user or certificate that a tenant names."""
+    insecure: bool = False
+    """Listen without authentication on an address that other hosts may reach."""
+    tenants: dict[str, TenantSettings] = Field(default_factory=dict[str, TenantSettings])
+    """Tenants by name, in addition to those that ``farpool tenant add`` made."""
+    audit_log: str = ""
+    """File of the audit log; empty for the server's own log."""
     log_level: LogLevel = "info"
     log_format: Literal["auto", "json", "console"] = "auto"
     """``auto`` writes for people to a terminal, and JSON elsewhere."""
@@ -154,6 +184,18 @@ class ServerSettings(BaseSettings):
         if not 0 <= mode <= 0o777:
             raise ValueError(f'must be permission bits in octal, such as "0600" or "0660", not {value!r}')
         return value
+
+    @field_validator("tenants", mode="after")
+    @classmethod
+    def _tenants(cls, value: dict[str, TenantSettings]) -> dict[str, TenantSettings]:
+        for name in value:
+            validate_tenant(name)
+        return value
+
+    @field_validator("audit_log", mode="after")
+    @classmethod
+    def _audit_log(cls, value: str) -> str:
+        return str(Path(value).expanduser().absolute()) if value else ""
 
     @field_validator("transports", mode="before")
     @classmethod

@@ -291,6 +291,13 @@ class SlabTable:
         """Return the slabs that can be found, in the order of ids."""
         return list(self._slabs.values())
 
+    def by_tenant(self) -> dict[str, list[Slab]]:
+        """Return all slabs that are charged, those being made and reclaiming too, by whom they are charged to."""
+        found: dict[str, list[Slab]] = {}
+        for slab in (*self._making.values(), *self._slabs.values(), *self._reclaiming.values()):
+            found.setdefault(slab.tenant, []).append(slab)
+        return found
+
     def page(self, tenant: str, after: int, limit: int) -> tuple[list[Slab], bool]:
         """Return at most *limit* of the tenant's slabs with ids over *after*, and whether there are more.
 

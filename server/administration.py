@@ -1,0 +1,102 @@
+"""What administrators ask about tenants; the service has made sure that they are some."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+from farpool.protocol.errors import PermissionDenied
+from farpool.protocol.message_base import Done, Reply, Request
+from farpool.protocol.tenant_messages import (
+    PAGE_TENANTS,
+    TenantAdd,
+    TenantInfo,
+    TenantList,
+    TenantListing,
+    TenantRemove,
+    TenantRotate,
+)
+from farpool.server.lifecycle import REVOKED, Lifecycle
+from farpool.server.sessions import Session, SessionEvent
+from farpool.server.slabs import Slab
+from farpool.server.tenants import Tenant, Tenants
+
+__all__ = ["Administration"]
+
+
+class Administration:
+    """The tenants of one server, as its administrators change them. Not thread-safe."""
+
+    def __init__(self, life: Lifecycle, tenants: Tenants) -> None:
+        self._life = life
+        self._tenants = tenants
+
+    def handle(self, request: Request) -> Reply | Awaitable[Reply] | None:
+        """Do what is asked; return None for what is not about tenants."""
+        match request:
+            case TenantAdd():
+                self._tenants.add(request.tenant, request.verifier)
+                return Done()
+            case TenantListing():
+                return self._list(request.after)
+            case TenantRotate():
+                self._tenants.rotate(request.tenant, request.verifier)
+                if request.end_sessions:
+                    self._end_sessions(request.tenant)
+                return Done()
+            case TenantRemove():
+                return self._remove(request.tenant, force=request.force)
+            case _:
+                return None
+
+    def _list(self, after: str) -> TenantList:
+        slabs = self._life.slabs.by_tenant()
+        wanted = [tenant for tenant in self._tenants.sorted() if tenant.name > after]
+        page = [self._info(tenant, slabs.get(tenant.name, [])) for tenant in wanted[:PAGE_TENANTS]]
+        return TenantList(tenants=page, more=len(wanted) > PAGE_TENANTS)
+
+    def _info(self, tenant: Tenant, slabs: list[Slab]) -> TenantInfo:
+        return TenantInfo(
+            name=tenant.name,
+            token=tenant.verifier is not None,
+            uids=sorted(tenant.uids),
+            certificates=sorted(tenant.certificates),
+            sessions=len(self._sessions(tenant.name)),
+            slabs=sum(slab.state != "reclaiming" for slab in slabs),
+            nbytes=sum(slab.charged for slab in slabs),
+            max_bytes=tenant.quota.nbytes,
+            max_slabs=tenant.quota.slabs,
+            max_sessions=tenant.quota.sessions,
+            max_rate=tenant.quota.rate,
+        )
+
+    def _remove(self, name: str, *, force: bool) -> Reply | Awaitable[Reply]:
+        self._tenants.check_removable(name)
+        sessions = self._sessions(name)
+        slabs = [slab for slab in self._life.slabs.by_tenant().get(name, []) if slab.state != "reclaiming"]
+        if (sessions or slabs) and not force:
+            raise PermissionDenied(
+                f'the tenant "{name}" has {len(slabs)} slabs and {len(sessions)} sessions; to end them too: '
+                f"farpool tenant remove --force {name}",
+                slabs=len(slabs),
+                sessions=len(sessions),
+            )
+        self._tenants.remove(name)  # first: nobody opens a session any more
+        self._end_sessions(name)
+        with self._life.catalog.together():
+            removals = [self._life.end_slab(slab, REVOKED) for slab in slabs if slab.state == "live"]
+        waited_for = [removal for removal in removals if removal is not None]
+        return _done_after(waited_for) if waited_for else Done()
+
+    def _end_sessions(self, tenant: str) -> None:
+        for session in self._sessions(tenant):
+            self._life.sessions.end(session, SessionEvent.DISMISSED)
+
+    def _sessions(self, tenant: str) -> list[Session]:
+        return [session for session in self._life.sessions.all() if session.tenant == tenant]
+
+
+async def _done_after(removals: list[Awaitable[None]]) -> Done:
+    # A file that could not be removed is logged, and removed at the next start; the slab has ended all the same.
+    await asyncio.gather(*removals, return_exceptions=True)
+    return Done()
