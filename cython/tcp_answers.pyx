@@ -4,10 +4,11 @@ Slab bytes go from the slab to the socket. An attachment is pinned for the lengt
 in the middle of its answer, the connection is dropped, since nothing else can follow half an answer.
 """
 
-from libc.errno cimport EAGAIN, EINTR, errno
+from libc.errno cimport EAGAIN, EFAULT, EINTR, errno
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 
+from farpool.native.bus_guard cimport touch
 from farpool.native.libsocket cimport MSG_DONTWAIT, MSG_NOSIGNAL, iovec, msghdr, sendmsg
 from farpool.native.operation cimport STATUS_OK, STATUS_STALE
 from farpool.native.slab_table cimport Entry, pin, unpin
@@ -187,6 +188,10 @@ cdef int flush(Worker *worker, Connection *connection) noexcept nogil:
             message.msg_iov = batch.pieces
             message.msg_iovlen = batch.piece_count
             sent = sendmsg(connection.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL)
+            if sent < 0 and errno == EFAULT:    # a slab's file was cut short
+                for i in range(batch.piece_count):
+                    touch(batch.pieces[i].iov_base, batch.pieces[i].iov_len)
+                sent = sendmsg(connection.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL)
         for i in range(batch.pin_count):
             unpin(batch.pinned[i])
         if verdict != KEEP:

@@ -6,10 +6,11 @@ bounded amount of memory. Whatever is wrong inside a well-formed request is an a
 connection.
 """
 
-from libc.errno cimport EAGAIN, EINTR, errno
+from libc.errno cimport EAGAIN, EFAULT, EINTR, errno
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
+from farpool.native.bus_guard cimport touch
 from farpool.native.libatomics cimport compare_swap_word, fetch_add_word, load_count, load_word, store_word
 from farpool.native.libpthread cimport pthread_mutex_lock, pthread_mutex_unlock
 from farpool.native.libsocket cimport MSG_DONTWAIT, iovec, msghdr, recvmsg, write
@@ -312,7 +313,7 @@ cdef int64_t receive(Worker *worker, Connection *connection, bint *drained) noex
     cdef Entry *entry = NULL
     cdef Span *span = &connection.span
     cdef uint64_t direct = 0, offset
-    cdef int count = 0
+    cdef int count = 0, i
     cdef uint32_t index = span.index
     cdef ssize_t got
     if connection.writing and connection.spilled == 0:
@@ -333,6 +334,10 @@ cdef int64_t receive(Worker *worker, Connection *connection, bint *drained) noex
     message.msg_iov = pieces
     message.msg_iovlen = count + 1
     got = recvmsg(connection.fd, &message, MSG_DONTWAIT)
+    if got < 0 and errno == EFAULT:     # the slab's file was cut short
+        for i in range(count):
+            touch(pieces[i].iov_base, pieces[i].iov_len)
+        got = recvmsg(connection.fd, &message, MSG_DONTWAIT)
     if entry != NULL:
         unpin(entry)
     if got <= 0:

@@ -29,6 +29,7 @@ from farpool.server.deadlines import Deadlines, boot_clock
 from farpool.server.generations import Generations
 from farpool.server.lifecycle import Lifecycle
 from farpool.server.listeners import UnixListener, bind_tcp
+from farpool.server.memory_watch import MemoryWatch
 from farpool.server.notify import notify, notify_reloading
 from farpool.server.peers import ProcessWatch
 from farpool.server.reconcile import reconcile
@@ -124,6 +125,7 @@ class Server:
         self._undo.callback(generations.close)
         planes = DataPlanes()
         life = self._make_life(arena, catalog, generations, planes)
+        self._undo.callback(MemoryWatch(self._loop, life).close)
         restored = reconcile(catalog, arena, generations, life.slabs, life.sessions, boot_clock)
         life.watch_restored()
         for row in catalog.quarantine():

@@ -230,7 +230,7 @@ class DirectoryArena:
         """Return a new read-write mapping of the slab's file."""
         fd = self.open_descriptor(slab_id, "rw")
         try:
-            return MemoryMapping(fd, nbytes, writable=True)
+            return MemoryMapping(fd, nbytes, writable=True, guarded=True)
         finally:
             os.close(fd)
 

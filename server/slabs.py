@@ -103,6 +103,11 @@ class Slab:
         """Where its memory begins in what :meth:`open_descriptor` opens."""
         return self._arena.offset(self.id) or 0
 
+    @property
+    def lost(self) -> bool:
+        """Tell whether a client has cut its file short, which the server saw as it reached for it."""
+        return self._mapping is not None and self._mapping.lost
+
     def memory(self) -> MemoryMapping:
         """Return the server's own mapping, made on first use."""
         if self._mapping is None:
