@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Final, TypeVar
 
 import msgspec
 
-from farpool.protocol.errors import FarpoolError, ProtocolError
 from farpool.protocol.commit_messages import Commit, Committed, DraftEnd, Reserve
+from farpool.protocol.errors import FarpoolError, ProtocolError
 from farpool.protocol.framing import encode_frame
 from farpool.protocol.message_base import Done, Reply, Request
 from farpool.protocol.quarantine import Quarantined, Release
@@ -248,6 +248,8 @@ class Detach(Request, frozen=True, kw_only=True):
     id: int
     generation: int
     transport: str
+    exclusive: bool = False
+    """Whether the session lets others attach the slab again that it had for itself."""
 
 
 class Free(Request, frozen=True, kw_only=True):

@@ -83,6 +83,11 @@ class Arena(Protocol):
         ...
 
     @property
+    def incoherent(self) -> bool:
+        """Tell whether other hosts' stores show only once our cache lines are dropped, and ours once written back."""
+        ...
+
+    @property
     def device(self) -> ServedDevice | None:
         """The device that clients open by themselves; None where each slab has a file."""
         ...
@@ -182,6 +187,11 @@ class DirectoryArena:
     @property
     def reuses_memory(self) -> bool:
         """Return False: who maps a removed file keeps its pages, and nobody else gets them."""
+        return False
+
+    @property
+    def incoherent(self) -> bool:
+        """Return False: files are shared by the processes of one host."""
         return False
 
     @property

@@ -27,8 +27,8 @@ LATE_AT_MOST: Final = 512
 
 INSERT_SLAB: Final = (
     "INSERT INTO slabs"
-    " (id, generation, slot, nbytes, tenant, name, lease, ttl, owner, deadline, extent, created, atomics)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    " (id, generation, slot, nbytes, tenant, name, lease, ttl, owner, deadline, extent, created, atomics, draft_of)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 INSERT_HOLDER: Final = "INSERT OR REPLACE INTO holders (slab, session, transport, mode) VALUES (?, ?, ?, ?)"
 SET_META: Final = "INSERT OR REPLACE INTO meta VALUES (?, ?)"
@@ -62,6 +62,23 @@ class SlabRow:
     """Whose atomics its words belong to: ``cpu`` or ``rdma``."""
     extent: int | None = None
     """Where it begins on the arena's device; None where it has a file."""
+    life: int | None = None
+    """Generation that handles are bound to; None where it is that of the memory."""
+    memory: int | None = None
+    """Id of its memory in the arena; None where it is the slab's own."""
+    commits: int = 0
+    draft_of: int | None = None
+    """The slab whose memory it is to replace, if it is a draft."""
+    block: int | None = None
+    """Bytes that each of ``checksums`` covers."""
+    checksums: bytes | None = None
+    exclusive: int | None = None
+    """Session that alone may attach it."""
+
+    @property
+    def memory_id(self) -> int:
+        """Id of its memory in the arena."""
+        return self.id if self.memory is None else self.memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +256,7 @@ class Catalog:
         values = (row.id, row.generation, row.slot, row.nbytes, row.tenant, row.name, row.lease, row.ttl)
         changes: list[Change] = [
             *self._late,
-            (INSERT_SLAB, (*values, row.owner, row.deadline, row.extent, time.time(), row.atomics)),
+            (INSERT_SLAB, (*values, row.owner, row.deadline, row.extent, time.time(), row.atomics, row.draft_of)),
         ]
         if holder is not None:
             changes.append(_insertion_of(holder))
@@ -258,6 +275,10 @@ class Catalog:
         """Record that the slab was freed, and that only its holders keep its bytes charged."""
         self._change(("UPDATE slabs SET reclaiming = 1, name = NULL, owner = NULL WHERE id = ?", (slab_id,)))
 
+    def set_exclusive(self, slab_id: int, session_id: int | None) -> None:
+        """Record which session alone may attach a slab."""
+        self._change(("UPDATE slabs SET exclusive = ? WHERE id = ?", (session_id, slab_id)))
+
     def set_owner(self, slab_id: int, owner: int | None, deadline: float | None) -> None:
         """Record who renews a leased slab, or until when it lives without an owner."""
         self._change(("UPDATE slabs SET owner = ?, deadline = ? WHERE id = ?", (owner, deadline, slab_id)))
@@ -274,7 +295,7 @@ class Catalog:
     def slabs(self) -> list[SlabRow]:
         """Return every slab in the order of ids."""
         self._change()
-        columns = "id, generation, slot, nbytes, tenant, name, lease, ttl, owner, deadline, reclaiming, atomics, extent"
+        columns = ", ".join(field.name for field in fields(SlabRow))
         rows = self._db.execute(f"SELECT {columns} FROM slabs ORDER BY id")  # noqa: S608  a constant
         return [SlabRow(*row) for row in rows]
 

@@ -90,6 +90,11 @@ class DeviceArena:
         self.device = ServedDevice(self.path, superblock.arena, superblock.incarnation)
 
     @property
+    def incoherent(self) -> bool:
+        """Tell whether hosts with caches of their own share the device."""
+        return self._incoherent
+
+    @property
     def room(self) -> int:
         """Bytes of all extents together."""
         return self._allocator.total
@@ -109,9 +114,9 @@ class DeviceArena:
                     f"the catalog of {self.path} contradicts itself ({error.message}, slab {row.id}); restore a copy "
                     f"of {self.control_path}, or begin anew: farpool format --yes {self.path}"
                 ) from None
-            self._extents[row.id] = extent
+            self._extents[row.memory_id] = extent
             if row.reclaiming or generations.load(row.slot) != row.generation:
-                self._lost.add(row.id)
+                self._lost.add(row.memory_id)
 
     def charge(self, nbytes: int) -> int:
         """Return *nbytes* in whole units of the device's alignment."""

@@ -28,8 +28,8 @@ CREATE TABLE slabs (
     id INTEGER PRIMARY KEY, generation INTEGER NOT NULL, slot INTEGER NOT NULL, nbytes INTEGER NOT
     NULL, tenant TEXT NOT NULL REFERENCES tenants (name), name TEXT, lease TEXT NOT NULL, ttl REAL, owner
     INTEGER, deadline REAL, reclaiming INTEGER NOT NULL DEFAULT 0, created REAL NOT NULL, extent INTEGER,
-    atomics TEXT NOT NULL DEFAULT 'cpu', life INTEGER, commits INTEGER NOT NULL DEFAULT 0, draft_of INTEGER,
-    block INTEGER, checksums BLOB
+    atomics TEXT NOT NULL DEFAULT 'cpu', life INTEGER, memory INTEGER, commits INTEGER NOT NULL DEFAULT 0,
+    draft_of INTEGER, block INTEGER, checksums BLOB, exclusive INTEGER
 );
 CREATE TABLE sessions (
     id INTEGER PRIMARY KEY, tenant TEXT NOT NULL REFERENCES tenants (name), secret_hash BLOB NOT NULL,
@@ -47,7 +47,9 @@ CREATE TABLE grants (
 """Of a tenant: ``verifier`` is what its token is checked with, NULL if it has none; a limit that is NULL is none.
 
 Of a slab: ``generation`` is its memory's, and ``life`` the slab's own once a commit has replaced its memory;
-``draft_of`` is the slab that a draft is to replace the memory of; ``checksums`` are the crc32c of each ``block`` bytes.
+``memory`` is the id of that memory in the arena, NULL where it is the slab's own; ``draft_of`` is the slab that a draft
+is to replace the memory of; ``checksums`` are the crc32c of each ``block`` bytes; ``exclusive`` is the session that
+alone may attach it.
 """
 
 UPGRADES: Final = {
@@ -63,10 +65,12 @@ UPGRADES: Final = {
         "ALTER TABLE tenants ADD COLUMN max_sessions INTEGER",
         "ALTER TABLE tenants ADD COLUMN max_rate REAL",
         "ALTER TABLE slabs ADD COLUMN life INTEGER",
+        "ALTER TABLE slabs ADD COLUMN memory INTEGER",
         "ALTER TABLE slabs ADD COLUMN commits INTEGER NOT NULL DEFAULT 0",
         "ALTER TABLE slabs ADD COLUMN draft_of INTEGER",
         "ALTER TABLE slabs ADD COLUMN block INTEGER",
         "ALTER TABLE slabs ADD COLUMN checksums BLOB",
+        "ALTER TABLE slabs ADD COLUMN exclusive INTEGER",
         "ALTER TABLE grants ADD COLUMN expires REAL",
     ),
 }

@@ -10,13 +10,22 @@ from typing import Final, Protocol
 
 import structlog
 
-from farpool.protocol.errors import FarpoolError, InvalidArgument, PermissionDenied, PoolFull, ProtocolError
+from farpool.protocol.errors import (
+    FarpoolError,
+    InvalidArgument,
+    PermissionDenied,
+    PoolFull,
+    ProtocolError,
+    StaleSlab,
+)
 from farpool.protocol.messages import (
     PAGE_SLABS,
     PROTOCOL_VERSION,
     Allocate,
     Attach,
     Attached,
+    Commit,
+    Committed,
     Detach,
     Done,
     Free,
@@ -28,6 +37,7 @@ from farpool.protocol.messages import (
     Open,
     Reply,
     Request,
+    Reserve,
     ServerStat,
     SlabInfo,
     SlabList,
@@ -38,6 +48,7 @@ from farpool.protocol.units import format_bytes, parse_lease, parse_size, valida
 from farpool.server.administration import Administration
 from farpool.server.audit import AuditLog
 from farpool.server.authentication import Authentication, Exchange
+from farpool.server.commits import Commits
 from farpool.server.deadlines import Clock
 from farpool.server.lifecycle import LONG_BYTES, REVOKED, Lifecycle
 from farpool.server.peers import Peer
@@ -87,6 +98,7 @@ class PoolService:
         """When something was last asked, heartbeats apart; a drain ends when nothing is asked any more."""
         self._clock = clock
         self._started = clock()
+        self._commits = Commits(life)
         self._administration = Administration(life, tenants)
 
     def welcome(
@@ -148,8 +160,11 @@ class PoolService:
             case Open():
                 return self._open(session, request)
             case Attach():
-                slab = self.life.slabs.get_life(session.tenant, request.id, request.generation)
-                return self._attached(session, slab, request.transport, _mode(request.mode))
+                return self._attach(session, request)
+            case Reserve():
+                return self._reserve(session, request)
+            case Commit():
+                return self._commit(session, request)
             case Negotiate():
                 return self._negotiate(session, request)
             case Detach():
@@ -215,7 +230,7 @@ class PoolService:
         params = self.life.admit(session, slab, transport)
         return Attached(slab=self.info(slab), epoch=self.epoch, transport=transport, params=params)
 
-    def _open(self, session: Session, request: Open) -> Attached:
+    def _open(self, session: Session, request: Open) -> Attached | Awaitable[Attached]:
         slabs = self.life.slabs
         mode = _mode(request.mode)
         if request.name is not None and request.id is None:
@@ -226,11 +241,81 @@ class PoolService:
             raise InvalidArgument("open needs a name or an id, and not both")
         if not request.transport:
             return Attached(slab=self.info(slab), epoch=self.epoch)
+        if request.exclusive:
+            return self._attach_alone(session, slab, request.transport, mode)
         return self._attached(session, slab, request.transport, mode)
 
-    def _attached(self, session: Session, slab: Slab, transport: str, mode: Mode) -> Attached:
+    def _attach(self, session: Session, request: Attach) -> Attached | Awaitable[Attached]:
+        slab = self.life.slabs.get_life(session.tenant, request.id, request.generation)
+        if slab.draft_of is not None and slab.owner != session.id:
+            raise StaleSlab(f"there is no slab {slab.id} here")
+        return self._attached(session, slab, request.transport, _mode(request.mode), request.memory)
+
+    def _attached(
+        self, session: Session, slab: Slab, transport: str, mode: Mode, memory: int = 0
+    ) -> Attached | Awaitable[Attached]:
+        self.life.exclusives.check(slab, session)
+        if slab.moving is not None:
+            return self._attached_then(session, slab, transport, mode, memory)
+        if memory not in (0, slab.generation):
+            raise StaleSlab(f"{slab.label} has other memory by now; attach it again", id=slab.id, generation=memory)
         params = self.life.attach(session, slab, transport, mode)
-        return Attached(slab=self.info(slab), epoch=self.epoch, transport=transport, params=params)
+        return Attached(
+            slab=self.info(slab),
+            epoch=self.epoch,
+            transport=transport,
+            params=params,
+            block=slab.checksums.block,
+            checksums=slab.checksums.words,
+        )
+
+    async def _attached_then(self, session: Session, slab: Slab, transport: str, mode: Mode, memory: int) -> Attached:
+        """Attach a slab once its memory has moved."""
+        while slab.moving is not None:
+            await slab.moving.wait()
+        if not session.alive or slab.state != "live":
+            raise StaleSlab(f"{slab.label} has ended meanwhile", id=slab.id)
+        attached = self._attached(session, slab, transport, mode, memory)
+        assert isinstance(attached, Attached)
+        return attached
+
+    async def _attach_alone(self, session: Session, slab: Slab, transport: str, mode: Mode) -> Attached:
+        """Attach a slab for this session alone; what those who are gone may still map is not its memory any more."""
+        self.life.planes.check(transport)
+        had = slab.exclusive
+        self.life.exclusives.claim(slab, session)
+        try:
+            if any(self.life.sessions.get(holder) is None for holder, _ in slab.holders):
+                await self._commits.move(slab)
+            return await self._attached_then(session, slab, transport, mode, 0)
+        except BaseException:
+            if had is None and slab.exclusive == session.id:
+                self.life.exclusives.release(slab)
+            raise
+
+    def _reserve(self, session: Session, request: Reserve) -> Attached | Awaitable[Attached]:
+        slab = self.life.slabs.get_life(session.tenant, request.id, request.generation)
+        if self.draining:
+            raise PermissionDenied("the server is draining and makes no more drafts; try again once it is back")
+        if slab.draft_of is not None:
+            raise InvalidArgument("a draft has no drafts of its own; reserve its slab once more")
+        try:
+            draft, made = self._commits.prepare(session, slab, request)
+            if made:
+                return self._admitted(session, draft, request.transport)
+        except PoolFull as error:
+            raise self._with_numbers(error, slab.nbytes) from error
+        return self._reserve_long(session, slab, draft, request)
+
+    async def _reserve_long(self, session: Session, slab: Slab, draft: Slab, request: Reserve) -> Attached:
+        try:
+            await self._commits.make(session, slab, draft, copy=request.copy)
+            return self._admitted(session, draft, request.transport)
+        except PoolFull as error:
+            raise self._with_numbers(error, slab.nbytes) from error
+
+    async def _commit(self, session: Session, request: Commit) -> Committed:
+        return Committed(slabs=[self.info(slab) for slab in await self._commits.commit(session, request)])
 
     def _negotiate(self, session: Session, request: Negotiate) -> Negotiated:
         assert session.served is not None
@@ -240,6 +325,8 @@ class PoolService:
         slab = self.life.slabs.get_held(request.id, request.generation)
         if slab is not None:
             self.life.let_go(slab, session.id, request.transport)
+        if request.exclusive:
+            self.life.exclusives.give_up(session.id, request.id)
         return Done()
 
     def _free(self, session: Session, request: Free) -> Done | Awaitable[Done]:
@@ -288,7 +375,7 @@ class PoolService:
                 expires_in = max(0.0, self.life.leases.deadline(slab) - self._clock())
         return SlabInfo(
             id=slab.id,
-            generation=slab.generation,
+            generation=slab.life,
             nbytes=slab.nbytes,
             tenant=slab.tenant,
             name=slab.name,
@@ -297,6 +384,8 @@ class PoolService:
             state=state,
             attached=slab.attached,
             atomics=slab.atomics,
+            commits=slab.commits,
+            memory=0 if slab.generation == slab.life else slab.generation,
         )
 
 
