@@ -9,7 +9,8 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 
 from farpool.native.bus_guard cimport touch
-from farpool.native.libsocket cimport MSG_DONTWAIT, MSG_NOSIGNAL, iovec, msghdr, sendmsg
+from farpool.native.cipher cimport send_through
+from farpool.native.libsocket cimport MSG_DONTWAIT, MSG_NOSIGNAL, iovec, msghdr
 from farpool.native.operation cimport STATUS_OK, STATUS_STALE
 from farpool.native.slab_table cimport Entry, pin, unpin
 from farpool.native.tcp_connection cimport DROP, KEEP, MOST_REPLIES
@@ -170,6 +171,19 @@ cdef uint64_t payload_left(const Span *span) noexcept nogil:
     return left - span.done
 
 
+cdef bint is_unsent(const Connection *connection) noexcept nogil:
+    """Tell whether the connection's cipher has a record that is not wholly out."""
+    return connection.cipher != NULL and connection.cipher.unsent != 0
+
+
+cdef int push(Connection *connection) noexcept nogil:
+    """Send the rest of a record, as far as the socket takes it."""
+    if connection.cipher.push(connection.cipher) == 0:
+        return KEEP
+    connection.blocked = errno in (EAGAIN, EINTR)
+    return KEEP if connection.blocked else DROP
+
+
 cdef int flush(Worker *worker, Connection *connection) noexcept nogil:
     """Send what is owed, as far as the socket takes it; ``blocked`` tells that some is left."""
     cdef Batch batch
@@ -187,11 +201,11 @@ cdef int flush(Worker *worker, Connection *connection) noexcept nogil:
         if verdict == KEEP:
             message.msg_iov = batch.pieces
             message.msg_iovlen = batch.piece_count
-            sent = sendmsg(connection.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL)
+            sent = send_through(connection.fd, connection.cipher, &message, MSG_DONTWAIT | MSG_NOSIGNAL)
             if sent < 0 and errno == EFAULT:    # a slab's file was cut short
                 for i in range(batch.piece_count):
                     touch(batch.pieces[i].iov_base, batch.pieces[i].iov_len)
-                sent = sendmsg(connection.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL)
+                sent = send_through(connection.fd, connection.cipher, &message, MSG_DONTWAIT | MSG_NOSIGNAL)
         for i in range(batch.pin_count):
             unpin(batch.pinned[i])
         if verdict != KEEP:
@@ -205,4 +219,4 @@ cdef int flush(Worker *worker, Connection *connection) noexcept nogil:
         if <uint64_t> sent < batch.total:
             connection.blocked = True
             return KEEP
-    return KEEP
+    return push(connection) if is_unsent(connection) else KEEP

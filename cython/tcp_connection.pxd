@@ -1,5 +1,6 @@
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
+from farpool.native.cipher cimport Cipher
 from farpool.native.libpthread cimport pthread_mutex_t
 from farpool.native.operation cimport OP_LAST, Part
 from farpool.native.slab_table cimport Entry
@@ -23,6 +24,8 @@ cdef enum EventKind:
     EVENT_DESCRIPTORS = 5       # no file descriptor left
     EVENT_DISORDER = 6          # a request that cannot be, or not now: its operation
     EVENT_CUT_SHORT = 7         # a stranger left in the middle of its hello: the bytes that came
+    EVENT_HANDSHAKE = 8         # no TLS with a stranger: the library's number of the reason
+    EVENT_IN_CLEAR = 9          # a hello in clear for a session that must be encrypted
 
 cdef struct Event:
     int kind
@@ -32,6 +35,7 @@ cdef struct Event:
 cdef struct SessionSlot:        # which session a hello's slot stands for
     uint64_t id
     uint32_t active
+    bint encrypted              # its connections must be
     uint8_t secret[SECRET_BYTES]
 
 cdef struct Counters:           # one writer each: the worker that owns them
@@ -57,6 +61,8 @@ cdef struct Shared:             # what the workers of one reactor share
     uint32_t first_event
     uint32_t event_count
     int event_fd
+    void *keys                  # what connections are encrypted with, if their first byte asks for it
+    Cipher *(*accept)(void *keys, int fd) noexcept nogil    # NULL: none is
 
 cdef struct Worker:             # one thread
     Shared *shared
@@ -83,6 +89,8 @@ cdef struct Reply:              # an answer that is not wholly sent
 
 cdef struct Connection:
     int fd
+    Cipher *cipher              # NULL: in clear
+    bint again                  # input is left that the socket does not know of: go on although nothing comes
     uint32_t interest           # what epoll watches for now
     bint known                  # has said hello
     bint blocked                # the socket takes no more answers

@@ -11,9 +11,10 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 from farpool.native.bus_guard cimport touch
+from farpool.native.cipher cimport receive_through
 from farpool.native.libatomics cimport compare_swap_word, fetch_add_word, load_count, load_word, store_word
 from farpool.native.libpthread cimport pthread_mutex_lock, pthread_mutex_unlock
-from farpool.native.libsocket cimport MSG_DONTWAIT, iovec, msghdr, recvmsg, write
+from farpool.native.libsocket cimport MSG_DONTWAIT, MSG_PEEK, iovec, msghdr, recv, write
 from farpool.native.operation cimport (
     OP_COMPARE_SWAP,
     OP_FETCH_ADD,
@@ -33,10 +34,11 @@ from farpool.native.operation cimport (
     STATUS_VERSION,
 )
 from farpool.native.slab_table cimport Entry, pin, unpin
-from farpool.native.tcp_answers cimport flush, owe, owe_bytes, span_advance, span_clear
+from farpool.native.tcp_answers cimport flush, is_unsent, owe, owe_bytes, span_advance, span_clear
 from farpool.native.tcp_wire cimport MOST_PARTS, WIRE_MAGIC, WIRE_VERSION
 
 cdef enum:
+    TLS_HANDSHAKE = 0x16    # first byte of a client that speaks TLS; those of our hello are others
     MOST_ROUNDS = 8         # receives before other connections have their turn
     DIRECT_PIECES = 32      # parts of a payload that one receive fills
 
@@ -65,6 +67,9 @@ cdef void forget(Connection *connection) noexcept nogil:
         span_clear(&connection.span)
     free(connection.spill)
     connection.spill = NULL
+    if connection.cipher != NULL:
+        connection.cipher.free(connection.cipher)
+        connection.cipher = NULL
 
 
 cdef bint changes_memory(uint8_t operation) noexcept nogil:
@@ -89,6 +94,11 @@ cdef int greet(Worker *worker, Connection *connection, const Request *request) n
         slot = &shared.sessions[request.handle]
         for i in range(SECRET_BYTES):
             difference |= secret[i] ^ slot.secret[i]
+        if load_count(&slot.active) and difference == 0 and slot.encrypted and connection.cipher == NULL:
+            report(shared, EVENT_IN_CLEAR, connection.peer, 0)
+            owe(connection, request, STATUS_REFUSED, 0)
+            flush(worker, connection)
+            return DROP
         if load_count(&slot.active) and difference == 0:
             connection.known = True
             connection.slot = request.handle
@@ -333,11 +343,11 @@ cdef int64_t receive(Worker *worker, Connection *connection, bint *drained) noex
     memset(&message, 0, sizeof(message))
     message.msg_iov = pieces
     message.msg_iovlen = count + 1
-    got = recvmsg(connection.fd, &message, MSG_DONTWAIT)
+    got = receive_through(connection.fd, connection.cipher, &message, MSG_DONTWAIT)
     if got < 0 and errno == EFAULT:     # the slab's file was cut short
         for i in range(count):
             touch(pieces[i].iov_base, pieces[i].iov_len)
-        got = recvmsg(connection.fd, &message, MSG_DONTWAIT)
+        got = receive_through(connection.fd, connection.cipher, &message, MSG_DONTWAIT)
     if entry != NULL:
         unpin(entry)
     if got <= 0:
@@ -345,7 +355,10 @@ cdef int64_t receive(Worker *worker, Connection *connection, bint *drained) noex
         if got < 0 and errno in (EAGAIN, EINTR):
             return connection.spilled
         return DROP
-    drained[0] = <uint64_t> got < direct + pieces[count].iov_len
+    if connection.cipher != NULL:
+        drained[0] = connection.cipher.drained
+    else:
+        drained[0] = <uint64_t> got < direct + pieces[count].iov_len
     if entry != NULL:
         offset = got if <uint64_t> got < direct else direct
         span_advance(span, offset)
@@ -355,11 +368,38 @@ cdef int64_t receive(Worker *worker, Connection *connection, bint *drained) noex
     return connection.spilled + got
 
 
+cdef int look_at_first(Worker *worker, Connection *connection) noexcept nogil:
+    """Encrypt the connection if its first byte asks for that; KEEP if none has come, 1 to go on."""
+    cdef uint8_t first
+    cdef ssize_t got = recv(connection.fd, &first, 1, MSG_DONTWAIT | MSG_PEEK)
+    if got <= 0:
+        return KEEP if got < 0 and errno in (EAGAIN, EINTR) else DROP
+    if first == TLS_HANDSHAKE:
+        connection.cipher = worker.shared.accept(worker.shared.keys, connection.fd)
+        if connection.cipher == NULL:
+            return DROP
+    return 1
+
+
+cdef void report_stranger(Worker *worker, Connection *connection) noexcept nogil:
+    """Say why a connection ended before its hello."""
+    if connection.cipher != NULL and connection.cipher.failure:
+        report(worker.shared, EVENT_HANDSHAKE, connection.peer, connection.cipher.failure)
+    elif connection.spilled:
+        report(worker.shared, EVENT_CUT_SHORT, connection.peer, connection.spilled)
+
+
 cdef int serve(Worker *worker, Connection *connection) noexcept nogil:
     """Do what the connection is ready for; DROP if it has ended."""
     cdef int64_t filled, used
     cdef bint drained = False
-    if connection.owed and flush(worker, connection) == DROP:
+    cdef int verdict
+    connection.again = False
+    if worker.shared.accept != NULL and not connection.known and connection.cipher == NULL and not connection.spilled:
+        verdict = look_at_first(worker, connection)
+        if verdict != 1:
+            return verdict
+    if (connection.owed or is_unsent(connection)) and flush(worker, connection) == DROP:
         return DROP
     for _ in range(MOST_ROUNDS):
         if connection.stalled and connection.blocked:
@@ -370,8 +410,8 @@ cdef int serve(Worker *worker, Connection *connection) noexcept nogil:
         else:
             filled = receive(worker, connection, &drained)
         if filled < 0:
-            if not connection.known and connection.spilled:
-                report(worker.shared, EVENT_CUT_SHORT, connection.peer, connection.spilled)
+            if not connection.known:
+                report_stranger(worker, connection)
             return DROP
         used = consume(worker, connection, worker.stage, filled)
         if used < 0 or keep_rest(connection, worker.stage + used, filled - used) == DROP:
@@ -380,4 +420,5 @@ cdef int serve(Worker *worker, Connection *connection) noexcept nogil:
             return DROP
         if drained and not (connection.stalled and not connection.blocked):
             return KEEP
+    connection.again = connection.cipher != NULL
     return KEEP

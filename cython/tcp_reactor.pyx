@@ -11,6 +11,7 @@ from libc.string cimport memcpy, memset
 
 import threading
 
+from farpool.native.cipher cimport Encryptor
 from farpool.native.clock cimport now_ns, to_ns
 from farpool.native.libatomics cimport add_count, load_count, store_count
 from farpool.native.libpthread cimport (
@@ -32,6 +33,7 @@ from farpool.native.libsocket cimport (
     IPPROTO_TCP,
     NI_NUMERICHOST,
     NI_NUMERICSERV,
+    POLLOUT,
     SO_KEEPALIVE,
     SOCK_CLOEXEC,
     SOCK_NONBLOCK,
@@ -59,6 +61,8 @@ from farpool.native.tcp_connection cimport (
     EVENT_DESCRIPTORS,
     EVENT_DISORDER,
     EVENT_GARBAGE,
+    EVENT_HANDSHAKE,
+    EVENT_IN_CLEAR,
     EVENT_LIMIT,
     EVENT_REFUSED,
     EVENT_SILENT,
@@ -93,6 +97,8 @@ EVENT_NAMES = {
     EVENT_DESCRIPTORS: "out of file descriptors",
     EVENT_DISORDER: "out of turn",
     EVENT_CUT_SHORT: "cut short",
+    EVENT_HANDSHAKE: "no TLS",
+    EVENT_IN_CLEAR: "in clear",
 }
 
 
@@ -117,7 +123,9 @@ cdef void watch(Worker *worker, Connection *connection) noexcept nogil:
     """Watch for what the connection needs next: room for answers, or more requests."""
     cdef epoll_event event
     cdef uint32_t interest = 0
-    if connection.blocked or connection.stalled:
+    if connection.blocked or connection.stalled or connection.again:
+        interest |= EPOLLOUT
+    if connection.cipher != NULL and connection.cipher.receive_wants == POLLOUT:
         interest |= EPOLLOUT
     if not connection.stalled:
         interest |= EPOLLIN
@@ -253,11 +261,12 @@ cdef class TcpReactor:
     cdef Worker *workers
     cdef int count
     cdef SlabTable table            # keeps the entries alive
+    cdef Encryptor encryptor        # keeps the keys alive
     cdef list threads
     cdef list unused                # session slots that may be handed out again
 
     def __cinit__(self, SlabTable table not None, int listener, *, int threads=1, uint32_t max_connections=4096,
-                  double hello_timeout=5.0):
+                  double hello_timeout=5.0, Encryptor encryptor=None):
         cdef int i
         if not 1 <= threads <= 64:
             raise InvalidArgument(f"a data plane has 1 to 64 threads, not {threads}")
@@ -275,6 +284,10 @@ cdef class TcpReactor:
         self.shared.listener = listener
         self.shared.connection_limit = max_connections
         self.shared.hello_wait = to_ns(hello_timeout)
+        self.encryptor = encryptor
+        if encryptor is not None:
+            self.shared.keys = encryptor.keys
+            self.shared.accept = encryptor.accept
         pthread_mutex_init(&self.shared.events_lock, NULL)
         self.shared.event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
         for i in range(threads):
@@ -339,7 +352,7 @@ cdef class TcpReactor:
             thread.join()
         self.threads = []
 
-    def admit(self, uint64_t session, bytes secret not None):
+    def admit(self, uint64_t session, bytes secret not None, bint encrypted=False):
         """Let *session* open data connections with *secret* (32 bytes); return the slot that its hello names."""
         cdef SessionSlot *slot
         cdef uint32_t index
@@ -353,6 +366,7 @@ cdef class TcpReactor:
             raise PoolFull(f"all {SESSION_SLOTS} sessions of the tcp data plane are in use; close some")
         slot = &self.shared.sessions[index]
         slot.id = session
+        slot.encrypted = encrypted
         memcpy(slot.secret, <const char *> secret, SECRET_BYTES)
         store_count(&slot.active, 1)
         if index == self.shared.session_count:
