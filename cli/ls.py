@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import farpool
-from farpool.cli.options import AsJson, Timeout, Url
+from farpool.cli.options import AsJson, Tenant, Timeout, Url
 from farpool.cli.output import one_line, print_struct
 from farpool.cli.screens import console, rows_table
 from farpool.protocol.units import format_bytes
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 __all__ = ["ls"]
 
 
-def ls(url: Url = None, as_json: AsJson = False, timeout: Timeout = 10.0) -> None:
+def ls(url: Url = None, tenant: Tenant = None, as_json: AsJson = False, timeout: Timeout = 10.0) -> None:
     """List slabs: id, name, size, lease, state and how many sessions have them attached."""
-    with farpool.connect(url, timeout=timeout) as pool:
+    with farpool.connect(url, tenant=tenant, timeout=timeout) as pool:
         if as_json:
             for info in pool.slabs():
                 print_struct(info)

@@ -35,6 +35,7 @@ COMMANDS = {
     "put": "Store a file in a slab, with its checksum.",
     "get": "Write a slab to a file, and verify it.",
     "format": "Give a memory device up to the next server.",
+    "tenant": "Say who may use the pool.",
     "doctor": "Check what each transport needs on this machine.",
     "demo": "Show a pool at work, and how fast it is.",
     "perf": "Measure transports beside their limits.",

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import farpool
-from farpool.cli.options import AsJson, Url, parse_seconds, split_names
+from farpool.cli.options import AsJson, Url, forget_credentials, parse_seconds, split_names
 from farpool.cli.output import print_record, warn
 from farpool.cli.screens import console
 from farpool.perf import quick as harness
@@ -68,6 +68,7 @@ def _pool_at(url: str | None) -> Generator[str]:
     if url is not None:
         yield url
         return
+    forget_credentials()
     with farpool.serve_embedded(transports=harness.TRANSPORTS) as server:
         yield server.url
 

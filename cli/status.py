@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 import farpool
-from farpool.cli.options import AsJson, Timeout, Url, parse_seconds
+from farpool.cli.options import AsJson, Tenant, Timeout, Url, parse_seconds
 from farpool.cli.output import print_struct
 from farpool.cli.screens import console, fields_table, rows_table
 from farpool.protocol.errors import DeadlineExceeded, ServerLost
@@ -27,6 +27,7 @@ LONGEST_PAUSE = 0.25
 
 def status(
     url: Url = None,
+    tenant: Tenant = None,
     wait: Annotated[
         float | None,
         typer.Option(
@@ -40,7 +41,7 @@ def status(
     timeout: Timeout = 10.0,
 ) -> None:
     """Show the pool's capacity, sessions and transports."""
-    stat = _ask(url, timeout) if wait is None else _ask_until(url, timeout, time.monotonic() + wait)
+    stat = _ask(url, tenant, timeout) if wait is None else _ask_until(url, tenant, timeout, time.monotonic() + wait)
     if as_json:
         print_struct(stat)
         return
@@ -50,17 +51,17 @@ def status(
     screen.print(_transports(stat))
 
 
-def _ask(url: str | None, timeout: float) -> ServerStat:
-    with farpool.connect(url, timeout=timeout) as pool:
+def _ask(url: str | None, tenant: str | None, timeout: float) -> ServerStat:
+    with farpool.connect(url, tenant=tenant, timeout=timeout) as pool:
         return pool.stat()
 
 
-def _ask_until(url: str | None, timeout: float, deadline: float) -> ServerStat:
+def _ask_until(url: str | None, tenant: str | None, timeout: float, deadline: float) -> ServerStat:
     pause = FIRST_PAUSE
     while True:
         remaining = deadline - time.monotonic()
         try:
-            return _ask(url, max(0.01, min(timeout, remaining)))
+            return _ask(url, tenant, max(0.01, min(timeout, remaining)))
         except (ServerLost, DeadlineExceeded):
             remaining = deadline - time.monotonic()
             if remaining <= 0:

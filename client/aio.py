@@ -41,16 +41,17 @@ def connect(
     transport: str = AUTO,
     timeout: float = DEFAULT_TIMEOUT,
     tenant: str | None = None,
+    token: str | None = None,
 ) -> Connecting:
     """Open a session as :func:`farpool.connect` does: ``await`` it, or use it in ``async with``."""
-    return Connecting(url, transport, timeout, tenant)
+    return Connecting(url, transport, timeout, tenant, token)
 
 
 class Connecting:
     """A pool to be: ``await`` gives it, ``async with`` gives and closes it."""
 
-    def __init__(self, url: str | None, transport: str, timeout: float, tenant: str | None) -> None:
-        self._arguments = (url, transport, timeout, tenant)
+    def __init__(self, url: str | None, transport: str, timeout: float, tenant: str | None, token: str | None) -> None:
+        self._arguments = (url, transport, timeout, tenant, token)
         self._pool: Pool | None = None
 
     def __await__(self) -> Generator[Any, None, Pool]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Sequence
 from functools import partial
-from types import NoneType, TracebackType
+from types import TracebackType
 from typing import NoReturn, Self, SupportsIndex
 
 from farpool.client.attachment import Attachment, Attachments, client_context, parse_atomics
+from farpool.client.credentials import find_credentials
 from farpool.client.deadlines import deadline_after, parse_timeout
 from farpool.client.dialing import find_address
 from farpool.client.session import GOODBYE_SECONDS, Session
@@ -248,30 +249,32 @@ def connect(
     transport: str = AUTO,
     timeout: float = DEFAULT_TIMEOUT,
     tenant: str | None = None,
+    token: str | None = None,
 ) -> Pool:
     """Open a session with a pool server, and choose how its memory is reached.
 
     *url* is ``farpool://HOST:PORT`` or ``unix:///PATH``; without one ``FARPOOL_URL`` is taken, else the
     default Unix socket if there is one, else 127.0.0.1:7700. *transport* is a name, or ``"auto"`` for the
     fastest that works from here; ``Pool.transport_report`` says why others were passed over. *timeout* is the
-    default of every call, in seconds.
+    default of every call, in seconds. *tenant* is whom slabs are charged to, and *token* what `farpool tenant add`
+    printed for it; without them ``FARPOOL_TENANT`` and ``FARPOOL_TOKEN``, or the file that ``FARPOOL_TOKEN_FILE``
+    names, are taken. The token itself is never sent.
 
     Raises:
-        InvalidArgument: an address or transport that cannot be.
+        InvalidArgument: an address, transport or token that cannot be.
+        AuthenticationFailed: the server does not accept the token, wants one, or does not know it itself.
         ServerLost: no server answers there.
         DeadlineExceeded: something accepts connections there, and says nothing.
         TransportUnavailable: the transport cannot be used from here; another one is never taken silently.
     """
-    return Pool(*open_session(url, transport, timeout, tenant))
+    return Pool(*open_session(url, transport, timeout, tenant, token))
 
 
 def open_session(
-    url: str | None, transport: str, timeout: float, tenant: str | None
+    url: str | None, transport: str, timeout: float, tenant: str | None, token: str | None
 ) -> tuple[Session, Selection, float]:
     """Open a session and choose its transport: what a pool and its awaitable twin are made of."""
-    if not isinstance(tenant, (str, NoneType)):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidArgument(f"a tenant is a name, or None for the server's default, not {shown(tenant)}")
-    session = Session(find_address(url), tenant)
+    session = Session(find_address(url), find_credentials(tenant, token))
     default = parse_timeout(timeout)
     try:
         deadline = deadline_after(None, default)

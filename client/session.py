@@ -18,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, TypeVar
 
 from farpool.client.connection import Connection, Late
+from farpool.client.credentials import ANONYMOUS, Credentials
 from farpool.client.deadlines import seconds_left
 from farpool.client.dialing import dial
 from farpool.native.control_channel import ControlChannel
@@ -38,6 +39,7 @@ from farpool.protocol.framing import MAX_FRAME_BYTES
 from farpool.protocol.messages import (
     PROTOCOL_VERSION,
     Allocate,
+    Challenged,
     Done,
     Free,
     Goodbye,
@@ -91,10 +93,10 @@ class Session:
     A forked child that calls it gets ``ForkedSession``, and never touches the parent's connection.
     """
 
-    def __init__(self, address: Address, tenant: str | None = None) -> None:
+    def __init__(self, address: Address, credentials: Credentials = ANONYMOUS) -> None:
         self.address = address
         self.on_event: Callable[[str, dict[str, Any]], None] = _ignore
-        self._tenant = tenant
+        self._credentials = credentials
         self._welcome: Welcome | None = None
         self._connection: Connection | None = None
         self._connecting = threading.RLock()
@@ -135,6 +137,7 @@ class Session:
         Raises:
             ServerLost: nobody listens at the address.
             DeadlineExceeded: somebody does, and says nothing.
+            AuthenticationFailed: the server does not accept the credentials, or does not know their token itself.
             TransportUnavailable: this process may open no more files.
         """
         try:
@@ -255,12 +258,18 @@ class Session:
 
     def _say_hello(self, connection: Connection, deadline: float) -> Welcome:
         known = self._welcome
+        proving = self._credentials.prove() if known is None else None  # a session that goes on has its own secret
+        proof = b""
+        if proving is not None:
+            challenge = connection.begin(proving.challenge, deadline)
+            proof = proving.answer(connection.finish(challenge, Challenged, deadline))
         hello = Hello(
             protocol=PROTOCOL_VERSION,
             client=_client_name(),
-            tenant=self._tenant,
+            tenant=self._credentials.tenant,
             pid=os.getpid(),
             resume=None if known is None else ResumeKey(session=known.session, secret=known.secret),
+            proof=proof,
         )
         call = connection.begin(hello, deadline)
         welcome = connection.finish(call, Welcome, deadline)
@@ -269,6 +278,8 @@ class Session:
                 f"the server speaks version {welcome.protocol} of the control protocol, this client "
                 f"{PROTOCOL_VERSION}; install the same release of farpool on both sides"
             )
+        if proving is not None:
+            proving.check(welcome.signature)
         return welcome
 
     def _event(self, kind: str, fields: dict[str, Any]) -> None:

@@ -28,7 +28,7 @@ from farpool.server.dataplanes import DataPlanes, transport_settings
 from farpool.server.deadlines import Deadlines, boot_clock
 from farpool.server.generations import Generations
 from farpool.server.lifecycle import Lifecycle
-from farpool.server.listeners import UnixListener, bind_tcp
+from farpool.server.listeners import UnixListener, bind_tcp, refuse_exposure
 from farpool.server.memory_watch import MemoryWatch
 from farpool.server.notify import notify, notify_reloading
 from farpool.server.peers import ProcessWatch
@@ -108,6 +108,8 @@ class Server:
     async def start(self) -> None:
         """Open the arena, bring back what survived, and listen; the Unix socket has no name yet."""
         settings = self.settings
+        if not self.authentication_required and not settings.insecure:
+            refuse_exposure(settings.listen)
         _raise_descriptor_limit()
         if unknown := unknown_variables(os.environ):
             log.warning("environment variables ignored: no such settings", names=unknown)

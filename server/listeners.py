@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import os
 import secrets
 import socket
@@ -14,7 +15,7 @@ from typing import Final
 from farpool.protocol.addresses import Address, parse_host_port, validate_socket_path
 from farpool.server.settings import ConfigurationError
 
-__all__ = ["UnixListener", "bind_tcp"]
+__all__ = ["UnixListener", "bind_tcp", "refuse_exposure"]
 
 BACKLOG: Final = 1024
 
@@ -37,6 +38,20 @@ def bind_tcp(listen: str) -> tuple[socket.socket, Address]:
         raise ConfigurationError(f"cannot listen on {listen}: {_why(error)}") from None
     listener.setblocking(False)
     return listener, Address(host=host, port=listener.getsockname()[1])
+
+
+def refuse_exposure(listen: str) -> None:
+    """Raise ``ConfigurationError`` if other hosts may reach ``HOST:PORT``; for a server that lets everybody in."""
+    host, port = parse_host_port(listen, what="listen")
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError:
+        return  # binding says what is wrong
+    if not ipaddress.ip_address(found[0][4][0]).is_loopback:
+        raise ConfigurationError(
+            f"other hosts may reach {listen}, and nothing says who of them may use the pool: set authentication = "
+            '"required" (then: farpool tenant add NAME), or let everybody in with --insecure'
+        )
 
 
 def _why(error: OSError) -> str:

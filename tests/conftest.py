@@ -85,7 +85,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("FARPOOL_TEST_RUN", str(folder))
     os.environ["TMPDIR"] = str(folder)
     tempfile.tempdir = None
-    os.environ.pop("FARPOOL_URL", None)
+    for name in ("FARPOOL_URL", "FARPOOL_TENANT", "FARPOOL_TOKEN", "FARPOOL_TOKEN_FILE"):
+        os.environ.pop(name, None)
     config.stash[RUN] = folder
     config.stash[BEFORE] = abandoned_arenas()
     config.stash[LEFT] = []
