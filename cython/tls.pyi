@@ -2,8 +2,9 @@ from os import PathLike
 from typing import TypeAlias
 
 from farpool.native.cipher import Encryption, Encryptor
+from farpool.protocol.errors import FarpoolError
 
-Path: TypeAlias = str | PathLike[str]
+_File: TypeAlias = str | PathLike[str]
 
 def kernel_encrypts() -> bool:
     """Tell whether this host's kernel can encrypt TLS by itself: its module ``tls`` is loaded."""
@@ -18,8 +19,10 @@ class TlsServer(Encryptor):
     signed, and must have one if *require*. Raises ``InvalidArgument`` for files that cannot be used.
     """
 
-    def __init__(self, certificate: Path, key: Path, client_ca: Path | None = None, require: bool = False) -> None: ...
-    def load(self, certificate: Path, key: Path, client_ca: Path | None = None, require: bool = False) -> None:
+    def __init__(
+        self, certificate: _File, key: _File, client_ca: _File | None = None, require: bool = False
+    ) -> None: ...
+    def load(self, certificate: _File, key: _File, client_ca: _File | None = None, require: bool = False) -> None:
         """Take these files for connections that come from now on; those there are keep what they have."""
 
 class TlsConnection(Encryption):
@@ -44,6 +47,8 @@ class TlsConnection(Encryption):
         """Send what the socket takes of *data*, and return how much; raise ``BlockingIOError`` if nothing."""
     def receive(self, nbytes: int) -> bytes:
         """Return at most *nbytes* that have come, none at the end; raise ``BlockingIOError`` if there are none yet."""
+    def failure(self) -> FarpoolError | None:
+        """Return the error that TLS has ended the connection with; None if it has not."""
 
 class TlsClient:
     """What a client asks of servers' certificates, and shows them. Thread-safe.
@@ -54,7 +59,7 @@ class TlsClient:
     """
 
     def __init__(
-        self, name: str, ca: Path | None = None, certificate: Path | None = None, key: Path | None = None
+        self, name: str, ca: _File | None = None, certificate: _File | None = None, key: _File | None = None
     ) -> None: ...
     @property
     def name(self) -> str: ...

@@ -97,8 +97,8 @@ cdef enum:
     ALERT = 1000                # reasons over this are alerts of the other side (SSL_AD_REASON_OFFSET)
     MOST_MILLISECONDS = 1000000
 
-ALERTS_ABOUT_CERTIFICATES = frozenset({42, 43, 44, 45, 46, 48, 49, 116})
-"""Bad, unsupported, revoked, expired or unknown; unknown CA, access denied, certificate required (RFC 8446, 6.2)."""
+# Bad, unsupported, revoked, expired or unknown; unknown CA, access denied, certificate required (RFC 8446, 6.2).
+cdef frozenset ALERTS_ABOUT_CERTIFICATES = frozenset({42, 43, 44, 45, 46, 48, 49, 116})
 
 
 cdef struct TlsKeys:            # what a server's threads make ciphers with
@@ -204,16 +204,16 @@ cdef Cipher *accept(void *keys, int fd) noexcept nogil:
 cdef class TlsServer(Encryptor):
     """What a server shows to those who connect, and asks of them; see the stub for the contract."""
 
-    def __cinit__(self):
-        cdef TlsKeys *keys = <TlsKeys *> calloc(1, sizeof(TlsKeys))
-        if keys == NULL:
-            raise MemoryError
-        pthread_mutex_init(&keys.lock, NULL)
-        self.keys = keys
-        self.accept = accept
-
     def __init__(self, certificate, key, client_ca=None, bint require=False):
-        (<TlsKeys *> self.keys).kernel = kernel_encrypts()
+        cdef TlsKeys *keys = <TlsKeys *> self.keys
+        if keys == NULL:
+            keys = <TlsKeys *> calloc(1, sizeof(TlsKeys))
+            if keys == NULL:
+                raise MemoryError
+            pthread_mutex_init(&keys.lock, NULL)
+            keys.kernel = kernel_encrypts()
+            self.keys = keys
+            self.accept = accept
         self.load(certificate, key, client_ca, require)
 
     def __dealloc__(self):
