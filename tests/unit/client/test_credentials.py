@@ -54,7 +54,11 @@ def test_arguments_come_first_then_the_environment_then_the_file(tmp_path: Path)
 def test_what_is_no_token_is_refused_and_not_repeated(wrong: str, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(wrong)
-    ways = [(wrong, {}), (None, {"FARPOOL_TOKEN": wrong or "x"}), (None, {"FARPOOL_TOKEN_FILE": str(file)})]
+    ways: list[tuple[str | None, dict[str, str]]] = [
+        (wrong, {}),
+        (None, {"FARPOOL_TOKEN": wrong or "x"}),
+        (None, {"FARPOOL_TOKEN_FILE": str(file)}),
+    ]
     for token, environment in ways:
         with pytest.raises(InvalidArgument, match="51 characters") as caught:
             find_credentials("alice", token, environment)
