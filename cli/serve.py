@@ -48,6 +48,9 @@ def serve(
     audit_log: Annotated[
         str | None, _setting("--audit-log", "FILE", "Administrative acts and refusals. Default: with the log.")
     ] = None,
+    takeover: Annotated[
+        bool, typer.Option("--takeover", help="Take the place of the server that runs with these settings.")
+    ] = False,
     log_level: Annotated[str | None, _setting("--log-level", "LEVEL", "debug, info, warning or error.")] = None,
     log_format: Annotated[str | None, _setting("--log-format", "FORMAT", "auto, json or console.")] = None,
 ) -> None:
@@ -72,6 +75,6 @@ def serve(
         "log_format": log_format,
     }
     try:
-        serve_pool(load_settings(config, overrides))
+        serve_pool(load_settings(config, overrides), takeover=takeover)
     except ConfigurationError as error:
         raise InvalidArgument(error.message) from error

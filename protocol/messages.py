@@ -23,6 +23,7 @@ from farpool.protocol.framing import encode_frame
 from farpool.protocol.message_base import Done, Reply, Request
 from farpool.protocol.quarantine import Quarantined, Release
 from farpool.protocol.slab_messages import Attached, SlabInfo
+from farpool.protocol.takeover_messages import Inheritance, LetGo, Takeover
 from farpool.protocol.tenant_messages import (
     Challenge,
     Challenged,
@@ -56,6 +57,8 @@ __all__ = [
     "Goodbye",
     "Heartbeat",
     "Hello",
+    "Inheritance",
+    "LetGo",
     "Listing",
     "Negotiate",
     "Negotiated",
@@ -71,6 +74,7 @@ __all__ = [
     "SlabInfo",
     "SlabList",
     "Stat",
+    "Takeover",
     "TenantAdd",
     "TenantInfo",
     "TenantList",
@@ -300,6 +304,7 @@ OPERATIONS: Final[dict[str, type[Request]]] = {
     for cls in (
         *(Challenge, Hello, Allocate, Open, Attach, Negotiate, Detach, Free, Listing, Stat, Heartbeat, Goodbye),
         *(Reserve, Commit),
+        *(Takeover, LetGo),
         *(Release, TenantAdd, TenantListing, TenantRotate, TenantRemove),
     )
 }

@@ -384,6 +384,16 @@ class Lifecycle:
         for slab in self.slabs.all():
             if slab.lease == "session":
                 self.end_slab(slab, REVOKED)
+        await self.finish_work()
+
+    async def hand_over(self) -> None:
+        """Finish what is under way, and leave every session to the next server."""
+        for session in self.sessions.all():
+            session.watch_process(None)
+        await self.finish_work()
+
+    async def finish_work(self) -> None:
+        """Wait for the work in threads; a slab that nobody was told of goes."""
         while self._working:
             await asyncio.wait(self._working)
         for slab in self.slabs.being_made():

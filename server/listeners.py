@@ -20,14 +20,19 @@ __all__ = ["UnixListener", "bind_tcp", "refuse_exposure"]
 BACKLOG: Final = 1024
 
 
-def bind_tcp(listen: str) -> tuple[socket.socket, Address]:
-    """Return a listening socket for ``HOST:PORT``, and its address with the real port."""
+def bind_tcp(listen: str, inherited: socket.socket | None = None) -> tuple[socket.socket, Address]:
+    """Return a listening socket for ``HOST:PORT``, and its address with the real port; *inherited* if it fits."""
     host, port = parse_host_port(listen, what="listen")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise ConfigurationError(f"cannot listen on {listen}: {error.strerror}; name an address of this host") from None
     family, kind, protocol, _, address = found[0]
+    if inherited is not None:
+        bound = inherited.getsockname()
+        if bound[0] == address[0] and port in (0, bound[1]):
+            return inherited, Address(host=host, port=bound[1])
+        inherited.close()
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -69,10 +74,14 @@ class UnixListener:
         ConfigurationError: a server answers there, something else is there, or the directory is not fit.
     """
 
-    def __init__(self, path: str, mode: int) -> None:
+    def __init__(self, path: str, mode: int, inherited: socket.socket | None = None) -> None:
         self.path = path
         self._inode = 0
         self._folder, self._name = os.path.split(path)
+        if inherited is not None:  # it has its name already
+            self._hidden = ""
+            self.socket = inherited
+            return
         self._hidden = validate_socket_path(f"{self._folder}/.{secrets.token_hex(2)}")
         _make_folder(self._folder)
         _refuse_what_is_there(path)
@@ -90,14 +99,22 @@ class UnixListener:
 
     def show(self) -> None:
         """Give the socket its name; a stale one of that name is replaced."""
-        _refuse_what_is_there(self.path)
-        self._inode = Path(self._hidden).stat().st_ino
-        Path(self._hidden).rename(self.path)
+        if self._hidden:
+            _refuse_what_is_there(self.path)
+            self._inode = Path(self._hidden).stat().st_ino
+            Path(self._hidden).rename(self.path)
+        else:
+            self._inode = Path(self.path).stat().st_ino
+
+    def leave(self) -> None:
+        """Leave the name to a successor that has the socket."""
+        self._inode = 0
 
     def close(self) -> None:
         """Close the socket, and remove its name unless another server has it now. May be called twice."""
         self.socket.close()
-        Path(self._hidden).unlink(missing_ok=True)
+        if self._hidden:
+            Path(self._hidden).unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError):
             if self._inode and Path(self.path).lstat().st_ino == self._inode:
                 Path(self.path).unlink()

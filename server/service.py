@@ -50,6 +50,7 @@ from farpool.server.audit import AuditLog
 from farpool.server.authentication import Authentication, Exchange
 from farpool.server.commits import Commits
 from farpool.server.deadlines import Clock
+from farpool.server.handover import Handover
 from farpool.server.lifecycle import LONG_BYTES, REVOKED, Lifecycle
 from farpool.server.peers import Peer
 from farpool.server.sessions import Channel, Session, SessionState
@@ -94,6 +95,8 @@ class PoolService:
         self.epoch = epoch
         self.draining = False
         self.addresses: list[str] = []
+        self.handover: Handover | None = None
+        """What another process may take over with; None where there is nothing to take over."""
         self.last_request = clock()
         """When something was last asked, heartbeats apart; a drain ends when nothing is asked any more."""
         self._clock = clock
@@ -151,7 +154,7 @@ class PoolService:
             return Done()
         self.last_request = now
         if request.administrative:
-            self._check_administrator(session, request)
+            self.check_administrator(session, request)
         match request:
             case Allocate():
                 return self._allocate(session, request)
@@ -176,7 +179,8 @@ class PoolService:
             case _:
                 return self._administer(request)
 
-    def _check_administrator(self, session: Session, request: Request) -> None:
+    def check_administrator(self, session: Session, request: Request) -> None:
+        """Raise ``PermissionDenied`` unless *session* is an administrator's."""
         if not session.administrator:
             raise PermissionDenied(
                 f"{request.operation} is for administrators: root or the server's own user, on the server's host, over "
