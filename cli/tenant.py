@@ -43,7 +43,7 @@ def add(
     name: Name,
     token_file: TokenFile = None,
     no_token: Annotated[
-        bool, typer.Option("--no-token", help="Make none: for users that the configuration names.")
+        bool, typer.Option("--no-token", help="Make none: open to all where authentication is not required.")
     ] = False,
     url: Url = None,
     as_json: AsJson = False,

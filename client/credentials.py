@@ -13,7 +13,7 @@ from typing import Final
 
 from farpool.protocol.credentials import NONCE_BYTES, check_signature, exchange_of, parse_token, proof_of
 from farpool.protocol.errors import AuthenticationFailed, InvalidArgument
-from farpool.protocol.tenant_messages import Challenge, Challenged
+from farpool.protocol.tenant_messages import DEFAULT_TENANT, Challenge, Challenged
 from farpool.protocol.units import shown
 
 __all__ = ["ANONYMOUS", "Credentials", "Proving", "find_credentials"]
@@ -36,7 +36,11 @@ class Credentials:
 
     def prove(self) -> Proving | None:
         """Begin an exchange that shows the token; None if there is none to show."""
-        return None if self._token is None else Proving(self.tenant or "default", self._token)
+        return (
+            None
+            if self._token is None
+            else Proving(DEFAULT_TENANT if self.tenant is None else self.tenant, self._token)
+        )
 
 
 class Proving:

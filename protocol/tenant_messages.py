@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import msgspec
 
 from farpool.protocol.message_base import Done, Reply, Request
 
 __all__ = [
+    "DEFAULT_TENANT",
     "PAGE_TENANTS",
     "Challenge",
     "Challenged",
@@ -20,7 +21,10 @@ __all__ = [
     "TenantRotate",
 ]
 
-PAGE_TENANTS = 1000
+DEFAULT_TENANT: Final = "default"
+"""Of a client that names none."""
+
+PAGE_TENANTS: Final = 1000
 """Tenants in one page of a listing."""
 
 

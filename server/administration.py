@@ -58,7 +58,7 @@ class Administration:
     def _info(self, tenant: Tenant, slabs: list[Slab]) -> TenantInfo:
         return TenantInfo(
             name=tenant.name,
-            token=tenant.verifier is not None,
+            token=tenant.has_token,
             uids=sorted(tenant.uids),
             certificates=sorted(tenant.certificates),
             sessions=len(self._sessions(tenant.name)),

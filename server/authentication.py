@@ -88,7 +88,7 @@ class Authentication:
         if exchange is None:
             raise AuthenticationFailed("a proof answers a challenge, and none was asked for on this connection")
         tenant = self._tenants.find(exchange.tenant)
-        verifier = self._decoy if tenant is None or tenant.verifier is None else tenant.verifier
+        verifier = (tenant.verifier if tenant is not None else None) or self._decoy
         right = check_proof(verifier, exchange.message, hello.proof)
         if not right or tenant is None or hello.tenant not in (None, exchange.tenant):
             raise AuthenticationFailed(

@@ -21,10 +21,8 @@ from farpool.protocol.messages import (
     Done,
     Goodbye,
     Hello,
-    LetGo,
     Reply,
     Request,
-    Takeover,
     decode_request,
     encode_error,
     encode_event,
@@ -33,9 +31,10 @@ from farpool.protocol.messages import (
 )
 from farpool.server.audit import REFUSALS
 from farpool.server.authentication import Exchange
-from farpool.server.peers import Peer, ProcessWatch, duplicate, lacks_descriptors, pass_descriptors, peer_of
+from farpool.server.peers import Peer, ProcessWatch, lacks_descriptors, peer_of
 from farpool.server.service import PoolService
 from farpool.server.sessions import Session, SessionEvent
+from farpool.server.strangers import MAX_STRANGERS, Strangers
 
 __all__ = ["Connection", "ControlPlane"]
 
@@ -43,9 +42,6 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("farpool.control")
 
 HELLO_SECONDS: Final = 5.0
 """A connection that has not said hello by then is closed."""
-
-MAX_STRANGERS: Final = 256
-"""Connections that have not said hello yet, at most."""
 
 MAX_WORKING: Final = 64
 """Long requests of one connection at a time; more of its requests wait."""
@@ -80,7 +76,7 @@ class ControlPlane:
         self.service = service
         self.loop = loop
         self.connections: set[Connection] = set()
-        self.strangers = 0
+        self.strangers: Strangers[Connection] = Strangers()
 
     def connection(self) -> Connection:
         """Make the protocol of a new connection; what ``create_server`` is given."""
@@ -125,11 +121,11 @@ class Connection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(WRITE_HIGH_BYTES)
         self.peer = peer_of(transport)
         self._plane.connections.add(self)
-        self._plane.strangers += 1
         self._timer = self._plane.loop.call_later(HELLO_SECONDS, self._no_hello)
-        if self._plane.strangers > MAX_STRANGERS:
-            self._refuse(f"{MAX_STRANGERS} connections have not said hello yet")
-        elif lacks_descriptors(transport, SPARE_DESCRIPTORS):
+        pushed_out = self._plane.strangers.add(self, local=self.peer.uid is not None)
+        if pushed_out is not None:
+            pushed_out.give_way()
+        if lacks_descriptors(transport, SPARE_DESCRIPTORS):
             reason = "the server has hardly a file descriptor left; raise its limit (LimitNOFILE, ulimit -n)"
             self._refuse(reason, FarpoolError(reason))
 
@@ -163,8 +159,7 @@ class Connection(asyncio.Protocol):
         self._stop_timer()
         self._plane.connections.discard(self)
         self._backlog.clear()
-        if self.session is None:
-            self._plane.strangers -= 1
+        self._plane.strangers.remove(self)
         if self._decoder.buffered and not self._closing:
             log.info(
                 "connection ended in the middle of a frame",
@@ -245,24 +240,7 @@ class Connection(asyncio.Protocol):
             farewell = encode_reply(request_id, Done()) if request_id else b""
             service.life.sessions.end(self.session, SessionEvent.GOODBYE, farewell)
             return None
-        if isinstance(request, (Takeover, LetGo)):
-            service.check_administrator(self.session, request)
-            self._hand_over(request_id, request, self.session)
-            return None
         return service.handle(self.session, request)
-
-    def _hand_over(self, request_id: int, request: Takeover | LetGo, session: Session) -> None:
-        """Pass what a successor needs, or begin our end: no transport of the loop passes descriptors."""
-        service, transport = self._plane.service, self._transport
-        if service.handover is None or transport is None:
-            raise ProtocolError(f"this server cannot answer {request.operation}")
-        if isinstance(request, Takeover):
-            inheritance, descriptors = service.handover.offer(session.id, request)
-            pass_descriptors(transport, encode_reply(request_id, inheritance), descriptors)
-        else:
-            service.handover.let_go(session.id, duplicate(transport))
-            service.life.sessions.end(session, SessionEvent.GOODBYE, encode_reply(request_id, Done()))
-        service.audit.act(self.peer, session, request)
 
     def _greet(self, request_id: int, request: Request) -> None:
         if isinstance(request, Challenge):
@@ -287,7 +265,7 @@ class Connection(asyncio.Protocol):
             return
         self.session = session
         session.host = "" if self.peer.uid is not None else self.peer.address.rpartition(":")[0].strip("[]")
-        self._plane.strangers -= 1
+        self._plane.strangers.remove(self)
         self._stop_timer()
         if self.peer.pid is not None:
             sessions = service.life.sessions
@@ -343,6 +321,11 @@ class Connection(asyncio.Protocol):
         if error is not None and reason not in NOT_OURS.values():
             self.send(encode_error(0, error))
         self.close(reason)
+
+    def give_way(self) -> None:
+        """End a connection that has not said hello while so many newer ones came."""
+        self._plane.strangers.remove(self)
+        self._refuse(f"it has not said hello, and {MAX_STRANGERS} newer ones wait as well")
 
     def _no_hello(self) -> None:
         self._refuse(f"it did not say hello within {HELLO_SECONDS:g} s")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
+from farpool.protocol.tenant_messages import DEFAULT_TENANT
+
 __all__ = ["APPLICATION_ID", "DEFAULT_TENANT", "QUARANTINE", "SCHEMA", "SCHEMA_VERSION", "UPGRADES"]
 
 SCHEMA_VERSION: Final = 3
 APPLICATION_ID: Final = 0x4661_7270
 """``Farp`` in the header of the SQLite file, so that a foreign database is told apart."""
-
-DEFAULT_TENANT: Final = "default"
 
 QUARANTINE: Final = """
 CREATE TABLE quarantine (

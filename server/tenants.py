@@ -45,7 +45,7 @@ class Tenant:
 
     name: str
     verifier: bytes | None = None
-    """What its token is checked with; None if it has none."""
+    """What its token is checked with; None if it has none, empty if it has none and stays closed all the same."""
     quota: Quota = NO_QUOTA
     uids: frozenset[int] = frozenset()
     """Users of this host that are its clients by the kernel's word."""
@@ -53,6 +53,11 @@ class Tenant:
     """Names in client certificates that are its clients by their issuer's word."""
     configured: bool = False
     """Whether the configuration names it."""
+
+    @property
+    def has_token(self) -> bool:
+        """Whether there is a token that its clients can prove."""
+        return bool(self.verifier)
 
     @property
     def open(self) -> bool:
@@ -68,13 +73,18 @@ class Tenants:
         columns = "name, verifier, max_bytes, max_slabs, max_sessions, max_rate"
         rows = catalog.rows(f"SELECT {columns} FROM tenants")  # noqa: S608  a constant
         self._tenants = {name: Tenant(name, verifier, Quota(*limits)) for name, verifier, *limits in rows}
+        self._configured: list[Tenant] = []
         self.configure(configured)
 
     def configure(self, configured: Mapping[str, TenantSettings]) -> None:
-        """Take over what the configuration says now; a tenant that it names for the first time is made."""
+        """Take over what the configuration says now; a tenant that it names for the first time is made.
+
+        That one is closed to all whom the configuration does not name, and stays so when it names it no more.
+        """
         for name in configured:
             if name not in self._tenants:
-                self._insert(name, None)
+                self._insert(name, b"")
+        self._configured = [self._tenants[name] for name in configured]
         for tenant in self._tenants.values():
             wanted = configured.get(tenant.name)
             tenant.configured = wanted is not None
@@ -98,11 +108,11 @@ class Tenants:
 
     def of_user(self, uid: int) -> list[str]:
         """Return the names of the tenants that a user of this host belongs to, in the order of the configuration."""
-        return [tenant.name for tenant in self._tenants.values() if uid in tenant.uids]
+        return [tenant.name for tenant in self._configured if uid in tenant.uids]
 
     def of_certificate(self, certificate: str) -> list[str]:
-        """Return the names of the tenants that the holder of a certificate of that name belongs to."""
-        return [tenant.name for tenant in self._tenants.values() if certificate in tenant.certificates]
+        """Return the names of the tenants that the holder of a certificate of that name belongs to, in that order."""
+        return [tenant.name for tenant in self._configured if certificate in tenant.certificates]
 
     # What administrators change -----------------------------------------------------------------------
 

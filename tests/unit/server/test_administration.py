@@ -179,6 +179,7 @@ def test_the_audit_log_is_its_owners_and_opened_again(server: EmbeddedServer, co
     os.kill(server.pid, signal.SIGHUP)
     assert not settle(lambda: set() if audit.exists() else {"the audit log"}, set(), 20.0)
     client.ask(TenantAdd(tenant="bob"), Done)
+    assert lines_of(audit)[0]["act"] == "reload"
     assert [line["object"] for line in lines_of(moved) if line["act"] == "tenant_add"] == [{"tenant": "alice"}]
     assert [line["object"] for line in lines_of(audit) if line["act"] == "tenant_add"] == [{"tenant": "bob"}]
 

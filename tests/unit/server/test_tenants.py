@@ -49,8 +49,16 @@ def test_the_configuration_makes_tenants_and_says_whose_users_they_are(catalog: 
     assert not tenants.get("alice").open
     tenants.configure({"bob": TenantSettings(uids=(1001,))})
     assert tenants.of_user(1001) == ["bob"]
-    assert tenants.get("alice").open
+    assert not tenants.get("alice").open, "a tenant that the configuration closed must not open when it is forgotten"
+    assert not tenants.get("alice").has_token
     assert [tenant.name for tenant in Tenants(catalog, {}).sorted()] == ["alice", "bob", "default"]
+
+
+def test_a_user_of_several_tenants_is_the_first_ones(catalog: Catalog) -> None:
+    mine = TenantSettings(uids=(1000,), certificates=("c",))
+    tenants = Tenants(catalog, {"zoe": mine, "bob": mine, "alice": mine})
+    assert tenants.of_user(1000) == tenants.of_certificate("c") == ["zoe", "bob", "alice"]
+    assert Tenants(catalog, {"zoe": mine, "bob": mine, "alice": mine}).of_user(1000) == ["zoe", "bob", "alice"]
 
 
 def test_what_cannot_be_says_why(catalog: Catalog) -> None:
