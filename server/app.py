@@ -27,6 +27,7 @@ from farpool.server.control import ControlPlane
 from farpool.server.dataplanes import DataPlanes, transport_settings
 from farpool.server.deadlines import Deadlines, boot_clock
 from farpool.server.generations import Generations
+from farpool.server.handover import Handover
 from farpool.server.lifecycle import Lifecycle
 from farpool.server.listeners import UnixListener, bind_tcp, refuse_exposure
 from farpool.server.memory_watch import MemoryWatch
@@ -35,6 +36,7 @@ from farpool.server.peers import ProcessWatch
 from farpool.server.reconcile import reconcile
 from farpool.server.service import PoolService
 from farpool.server.settings import RELOADABLE, ConfigurationError, ServerSettings, unknown_variables
+from farpool.server.takeover import Inherited, take_over
 from farpool.server.tenants import Tenants
 from farpool.transports.contract import ServerContext
 
@@ -61,19 +63,21 @@ class Embedding:
     """Directories to remove when the parent is gone without having stopped the server."""
 
 
-def serve(settings: ServerSettings, embedding: Embedding | None = None) -> None:
+def serve(settings: ServerSettings, embedding: Embedding | None = None, *, takeover: bool = False) -> None:
     """Run a server until a signal ends it. Blocks, and takes over the process's signals and logging.
+
+    With *takeover* it takes the place of the server that runs with these settings.
 
     Raises:
         ConfigurationError: it cannot start as it was told to.
     """
     logs.configure(settings.log_level, settings.log_format)
     os.umask(0o077)
-    uvloop.run(_run(settings, embedding))
+    uvloop.run(_run(settings, embedding, takeover=takeover))
 
 
-async def _run(settings: ServerSettings, embedding: Embedding | None) -> None:
-    server = Server(settings)
+async def _run(settings: ServerSettings, embedding: Embedding | None, *, takeover: bool) -> None:
+    server = Server(settings, takeover=takeover)
     orphaned = False
     try:
         server.watch_signals()
@@ -82,7 +86,10 @@ async def _run(settings: ServerSettings, embedding: Embedding | None) -> None:
             server.watch_parent(embedding)
         server.announce()
         orphaned = await server.until_told()
-        await server.drain(at_once=orphaned)
+        if server.handover.begun:
+            await server.hand_over()
+        else:
+            await server.drain(at_once=orphaned)
     finally:
         await server.stop()
         if orphaned and embedding is not None:
@@ -93,8 +100,10 @@ async def _run(settings: ServerSettings, embedding: Embedding | None) -> None:
 class Server:
     """One running server. The event loop's thread alone uses it."""
 
-    def __init__(self, settings: ServerSettings) -> None:
+    def __init__(self, settings: ServerSettings, *, takeover: bool = False) -> None:
         self.settings = settings
+        self.handover = Handover(settings.arena, settings.state_dir, self._descriptors, self._tell)
+        self._takeover = takeover
         self.addresses: list[Address] = []
         self._loop = asyncio.get_running_loop()
         self._undo = contextlib.AsyncExitStack()
@@ -115,11 +124,14 @@ class Server:
             log.warning("environment variables ignored: no such settings", names=unknown)
         audit = AuditLog(settings.audit_log, boot_clock)
         self._undo.callback(audit.close)
-        arena = open_arena(settings)
+        self._undo.callback(self.handover.close)
+        inherited = await asyncio.to_thread(take_over, settings) if self._takeover else Inherited({})
+        self._undo.callback(inherited.close)
+        arena = open_arena(settings, inherited.take("lock"))
         self._undo.callback(self._close_arena, arena)
         arena.use_reserve()
         self._warn_of_room(arena)
-        self._unix = UnixListener(settings.unix, settings.socket_bits)
+        self._unix = UnixListener(settings.unix, settings.socket_bits, inherited.take_listener("unix"))
         self._undo.callback(self._unix.close)
         catalog = Catalog(f"{arena.control_path}/catalog.sqlite", durable=not arena.volatile)
         self._undo.callback(catalog.close)
@@ -138,11 +150,12 @@ class Server:
             log.warning("arena is full", arena=arena.path)
         self._undo.callback(life.close_memory)
         self._undo.push_async_callback(planes.stop)
-        self._undo.push_async_callback(life.finish)
+        self._undo.push_async_callback(self._finish)
         await self._start_planes(planes, generations, life)
         tenants = Tenants(catalog, settings.tenants)
         self.service = PoolService(life, tenants, audit, self, boot_clock, epoch)
-        await self._listen()
+        self.service.handover = self.handover
+        await self._listen(inherited)
         log.info("arena ready", arena=arena.path, epoch=epoch, **dataclasses.asdict(restored))
 
     def _make_life(self, arena: Arena, catalog: Catalog, generations: Generations, planes: DataPlanes) -> Lifecycle:
@@ -150,6 +163,7 @@ class Server:
         self._undo.callback(executor.shutdown)
         deadlines = Deadlines(boot_clock, self._loop.call_later, self._stalled)
         self._undo.callback(deadlines.close)
+        self._deadlines = deadlines
         self.life = Lifecycle(
             arena=arena,
             catalog=catalog,
@@ -179,10 +193,11 @@ class Server:
             )
             await planes.start(name, context)
 
-    async def _listen(self) -> None:
+    async def _listen(self, inherited: Inherited) -> None:
         self._control = ControlPlane(self.service, self._loop)
-        listener, address = bind_tcp(self.settings.listen)
+        listener, address = bind_tcp(self.settings.listen, inherited.take_listener("listen"))
         self._undo.callback(listener.close)
+        self._sockets = {"listen": listener, "unix": self._unix.socket}
         self._listening = [
             await self._loop.create_server(self._control.connection, sock=listener),
             await self._loop.create_unix_server(self._control.connection, sock=self._unix.socket),
@@ -283,6 +298,21 @@ class Server:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._told_again.wait(), 0.05)
                 at_once = True
+
+    def _descriptors(self) -> dict[str, int]:
+        """Return what a successor needs; each name but the lock is a listening socket's."""
+        return {"lock": self.life.arena.lock_fd, **{name: each.fileno() for name, each in self._sockets.items()}}
+
+    async def hand_over(self) -> None:
+        """Do what is under way, and nothing more; the successor has our sockets, and clients come to it."""
+        log.info("handing over", sessions=self.life.sessions.connected())
+        self._unix.leave()
+        self._close_listeners()
+        self._deadlines.close()
+        await self.life.hand_over()
+
+    async def _finish(self) -> None:
+        await (self.life.hand_over() if self.handover.begun else self.life.finish())
 
     async def stop(self) -> None:
         """Undo everything that :meth:`start` made; leased and persistent slabs stay."""

@@ -21,8 +21,10 @@ from farpool.protocol.messages import (
     Done,
     Goodbye,
     Hello,
+    LetGo,
     Reply,
     Request,
+    Takeover,
     decode_request,
     encode_error,
     encode_event,
@@ -31,7 +33,7 @@ from farpool.protocol.messages import (
 )
 from farpool.server.audit import REFUSALS
 from farpool.server.authentication import Exchange
-from farpool.server.peers import Peer, ProcessWatch, lacks_descriptors, peer_of
+from farpool.server.peers import Peer, ProcessWatch, duplicate, lacks_descriptors, pass_descriptors, peer_of
 from farpool.server.service import PoolService
 from farpool.server.sessions import Session, SessionEvent
 from farpool.server.strangers import MAX_STRANGERS, Strangers
@@ -240,7 +242,24 @@ class Connection(asyncio.Protocol):
             farewell = encode_reply(request_id, Done()) if request_id else b""
             service.life.sessions.end(self.session, SessionEvent.GOODBYE, farewell)
             return None
+        if isinstance(request, (Takeover, LetGo)):
+            service.check_administrator(self.session, request)
+            self._hand_over(request_id, request, self.session)
+            return None
         return service.handle(self.session, request)
+
+    def _hand_over(self, request_id: int, request: Takeover | LetGo, session: Session) -> None:
+        """Pass what a successor needs, or begin our end: no transport of the loop passes descriptors."""
+        service, transport = self._plane.service, self._transport
+        if service.handover is None or transport is None:
+            raise ProtocolError(f"this server cannot answer {request.operation}")
+        if isinstance(request, Takeover):
+            inheritance, descriptors = service.handover.offer(session.id, request)
+            pass_descriptors(transport, encode_reply(request_id, inheritance), descriptors)
+        else:
+            service.handover.let_go(session.id, duplicate(transport))
+            service.life.sessions.end(session, SessionEvent.GOODBYE, encode_reply(request_id, Done()))
+        service.audit.act(self.peer, session, request)
 
     def _greet(self, request_id: int, request: Request) -> None:
         if isinstance(request, Challenge):
