@@ -16,6 +16,7 @@ from typing import Any, Final, Self, TypeVar, TypeVarTuple, Unpack
 
 from farpool.client.attachment import Attachment
 from farpool.client.deadlines import deadline_after, seconds_left
+from farpool.client.encryption import Tls
 from farpool.client.pool import DEFAULT_TIMEOUT, PoolHandle, open_session
 from farpool.client.session import Session
 from farpool.client.signatures import Batch, CompareSwap, FetchAdd, Load, Read, Store, Transfer
@@ -42,16 +43,25 @@ def connect(
     timeout: float = DEFAULT_TIMEOUT,
     tenant: str | None = None,
     token: str | None = None,
+    tls: Tls | None = None,
 ) -> Connecting:
     """Open a session as :func:`farpool.connect` does: ``await`` it, or use it in ``async with``."""
-    return Connecting(url, transport, timeout, tenant, token)
+    return Connecting(url, transport, timeout, tenant, token, tls)
 
 
 class Connecting:
     """A pool to be: ``await`` gives it, ``async with`` gives and closes it."""
 
-    def __init__(self, url: str | None, transport: str, timeout: float, tenant: str | None, token: str | None) -> None:
-        self._arguments = (url, transport, timeout, tenant, token)
+    def __init__(
+        self,
+        url: str | None,
+        transport: str,
+        timeout: float,
+        tenant: str | None,
+        token: str | None,
+        tls: Tls | None,
+    ) -> None:
+        self._arguments = (url, transport, timeout, tenant, token, tls)
         self._pool: Pool | None = None
 
     def __await__(self) -> Generator[Any, None, Pool]:

@@ -358,7 +358,7 @@ def client_context(session: Session, transport: str) -> ClientContext:
         return fill_host(reply.params, session.address)
 
     options = dict(session.address.options)
-    return ClientContext(options=options, negotiate=negotiate, connected=session.is_connected)
+    return ClientContext(options=options, negotiate=negotiate, connected=session.is_connected, tls=session.tls)
 
 
 def _free_request(key: Key) -> Free:

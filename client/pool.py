@@ -12,6 +12,7 @@ from farpool.client.attachment import Attachment, Attachments, client_context, p
 from farpool.client.credentials import find_credentials
 from farpool.client.deadlines import deadline_after, parse_timeout
 from farpool.client.dialing import find_address
+from farpool.client.encryption import Tls, find_tls
 from farpool.client.session import GOODBYE_SECONDS, Session
 from farpool.client.slab import Slab, SlabHandle, keep_error
 from farpool.client.transports import AUTO, Selection, TransportReport, select_transport
@@ -250,31 +251,36 @@ def connect(
     timeout: float = DEFAULT_TIMEOUT,
     tenant: str | None = None,
     token: str | None = None,
+    tls: Tls | None = None,
 ) -> Pool:
     """Open a session with a pool server, and choose how its memory is reached.
 
-    *url* is ``farpool://HOST:PORT`` or ``unix:///PATH``; without one ``FARPOOL_URL`` is taken, else the
-    default Unix socket if there is one, else 127.0.0.1:7700. *transport* is a name, or ``"auto"`` for the
-    fastest that works from here; ``Pool.transport_report`` says why others were passed over. *timeout* is the
-    default of every call, in seconds. *tenant* is whom slabs are charged to, and *token* what `farpool tenant add`
-    printed for it; without them ``FARPOOL_TENANT`` and ``FARPOOL_TOKEN``, or the file that ``FARPOOL_TOKEN_FILE``
-    names, are taken. The token itself is never sent.
+    *url* is ``farpool://HOST:PORT``, ``farpools://HOST:PORT`` with TLS, or ``unix:///PATH``; without one
+    ``FARPOOL_URL`` is taken, else the default Unix socket if there is one, else 127.0.0.1:7700. *transport* is a
+    name, or ``"auto"`` for the fastest that works from here; ``Pool.transport_report`` says why others were passed
+    over. *timeout* is the default of every call, in seconds. *tenant* is whom slabs are charged to, and *token* what
+    `farpool tenant add` printed for it; without them ``FARPOOL_TENANT`` and ``FARPOOL_TOKEN``, or the file that
+    ``FARPOOL_TOKEN_FILE`` names, are taken. The token itself is never sent. *tls* says whose certificates are accepted
+    over TLS, and what this client shows; without it the system's authorities, or what ``FARPOOL_TLS_CA`` and the like
+    name.
 
     Raises:
         InvalidArgument: an address, transport or token that cannot be.
-        AuthenticationFailed: the server does not accept the token, wants one, or does not know it itself.
+        AuthenticationFailed: the server does not accept the token, wants one, or does not know it itself; or a
+            certificate, of either side, is not accepted.
         ServerLost: no server answers there.
         DeadlineExceeded: something accepts connections there, and says nothing.
         TransportUnavailable: the transport cannot be used from here; another one is never taken silently.
     """
-    return Pool(*open_session(url, transport, timeout, tenant, token))
+    return Pool(*open_session(url, transport, timeout, tenant, token, tls))
 
 
 def open_session(
-    url: str | None, transport: str, timeout: float, tenant: str | None, token: str | None
+    url: str | None, transport: str, timeout: float, tenant: str | None, token: str | None, tls: Tls | None
 ) -> tuple[Session, Selection, float]:
     """Open a session and choose its transport: what a pool and its awaitable twin are made of."""
-    session = Session(find_address(url), find_credentials(tenant, token))
+    address = find_address(url)
+    session = Session(address, find_credentials(tenant, token), find_tls(address, tls))
     default = parse_timeout(timeout)
     try:
         deadline = deadline_after(None, default)

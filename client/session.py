@@ -15,12 +15,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from farpool.client.connection import Connection, Late
 from farpool.client.credentials import ANONYMOUS, Credentials
 from farpool.client.deadlines import seconds_left
 from farpool.client.dialing import dial
+from farpool.client.encryption import encrypt
 from farpool.native.control_channel import ControlChannel
 from farpool.native.fork import fork_count
 from farpool.protocol.addresses import Address
@@ -51,6 +52,9 @@ from farpool.protocol.messages import (
     Welcome,
     encode_request,
 )
+
+if TYPE_CHECKING:
+    from farpool.native.tls import TlsClient
 
 __all__ = ["GOODBYE_SECONDS", "Backoff", "Session", "outcome_unknown"]
 
@@ -93,8 +97,9 @@ class Session:
     A forked child that calls it gets ``ForkedSession``, and never touches the parent's connection.
     """
 
-    def __init__(self, address: Address, credentials: Credentials = ANONYMOUS) -> None:
+    def __init__(self, address: Address, credentials: Credentials = ANONYMOUS, tls: TlsClient | None = None) -> None:
         self.address = address
+        self.tls = tls
         self.on_event: Callable[[str, dict[str, Any]], None] = _ignore
         self._credentials = credentials
         self._welcome: Welcome | None = None
@@ -225,8 +230,8 @@ class Session:
             self.check()
             try:
                 return self._connect(deadline)
-            except AuthenticationFailed:
-                if self._welcome is None:
+            except AuthenticationFailed as error:
+                if self._welcome is None or error.details.get("certificate"):
                     raise
                 self._welcome = None  # the old session has ended: open a new one
                 continue
@@ -243,7 +248,8 @@ class Session:
                 ) from cause
 
     def _connect(self, deadline: float) -> Connection:
-        channel = ControlChannel(dial(self.address, deadline), MAX_FRAME_BYTES)
+        fd = dial(self.address, deadline)
+        channel = ControlChannel(fd, MAX_FRAME_BYTES, encrypt(fd, self.address, self.tls, deadline))
         connection = Connection(channel, self._parting, self._event)
         try:
             self._welcome = self._say_hello(connection, deadline)

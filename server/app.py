@@ -26,6 +26,7 @@ from farpool.server.catalog import Catalog
 from farpool.server.control import ControlPlane
 from farpool.server.dataplanes import DataPlanes, transport_settings
 from farpool.server.deadlines import Deadlines, boot_clock
+from farpool.server.encryption import Keys
 from farpool.server.generations import Generations
 from farpool.server.handover import Handover
 from farpool.server.lifecycle import Lifecycle
@@ -35,7 +36,7 @@ from farpool.server.notify import notify, notify_reloading
 from farpool.server.peers import ProcessWatch
 from farpool.server.reconcile import reconcile
 from farpool.server.service import PoolService
-from farpool.server.settings import RELOADABLE, ConfigurationError, ServerSettings, unknown_variables
+from farpool.server.settings import RELOADABLE, ConfigurationError, ServerSettings, TlsSettings, unknown_variables
 from farpool.server.takeover import Inherited, take_over
 from farpool.server.tenants import Tenants
 from farpool.transports.contract import ServerContext
@@ -122,6 +123,7 @@ class Server:
         _raise_descriptor_limit()
         if unknown := unknown_variables(os.environ):
             log.warning("environment variables ignored: no such settings", names=unknown)
+        self._keys = Keys(settings.tls) if settings.tls is not None else None
         audit = AuditLog(settings.audit_log, boot_clock)
         self._undo.callback(audit.close)
         self._undo.callback(self.handover.close)
@@ -190,12 +192,14 @@ class Server:
                 device=life.arena.device,
                 socket_mode=self.settings.socket_bits,
                 coherence=self.settings.coherence,
+                encryptor=None if self._keys is None else self._keys.encryptor,
             )
             await planes.start(name, context)
 
     async def _listen(self, inherited: Inherited) -> None:
-        self._control = ControlPlane(self.service, self._loop)
+        self._control = ControlPlane(self.service, self._loop, self._keys)
         listener, address = bind_tcp(self.settings.listen, inherited.take_listener("listen"))
+        address = dataclasses.replace(address, tls=self._keys is not None)
         self._undo.callback(listener.close)
         self._sockets = {"listen": listener, "unix": self._unix.socket}
         self._listening = [
@@ -361,6 +365,8 @@ class Server:
             before, after = dict(self.settings), dict(wanted)
             changed = {key: value for key, value in after.items() if value != before[key]}
             now = {key: value for key, value in changed.items() if key in RELOADABLE}
+            if not self._reload_keys(wanted.tls):
+                now.pop("tls", None)
             self.settings = self.settings.model_copy(update=now)
             self.life.slabs.capacity = self.settings.capacity
             self.service.tenants.configure(self.settings.tenants)
@@ -371,6 +377,17 @@ class Server:
             self.service.audit.note(who, "reload", {"settings": sorted(now)}, "done")
             log.info("settings reloaded", changed=shown, need_a_restart=later)
         notify("READY=1")
+
+    def _reload_keys(self, wanted: TlsSettings | None) -> bool:
+        """Read the certificate again; return False if it stays as it was: TLS comes or goes with a restart alone."""
+        if self._keys is None or wanted is None:
+            return False
+        try:
+            self._keys.load(wanted)
+        except ConfigurationError as error:
+            log.error("the certificate of TLS was not read again", reason=str(error))
+            return False
+        return True
 
 
 def _reporter(transport: str) -> Any:

@@ -8,6 +8,8 @@ logged once.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import ssl
 from collections import deque
 from collections.abc import Awaitable
 from typing import Final, cast
@@ -33,6 +35,7 @@ from farpool.protocol.messages import (
 )
 from farpool.server.audit import REFUSALS
 from farpool.server.authentication import Exchange
+from farpool.server.encryption import ControlTls, Keys, begins_tls
 from farpool.server.peers import Peer, ProcessWatch, duplicate, lacks_descriptors, pass_descriptors, peer_of
 from farpool.server.service import PoolService
 from farpool.server.sessions import Session, SessionEvent
@@ -60,6 +63,9 @@ SPARE_DESCRIPTORS: Final = 8
 CLOSE_SECONDS: Final = 5.0
 """How long a closing connection may take to read what it was sent."""
 
+PARTING_SECONDS: Final = 1.0
+"""How long the reason of a failed handshake may take to be read."""
+
 HTTP_METHODS: Final = ("GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH")
 
 NOT_OURS: Final = {
@@ -72,11 +78,12 @@ NOT_OURS: Final = {
 
 
 class ControlPlane:
-    """All control connections of one server."""
+    """All control connections of one server; with *keys* those that come over a network speak TLS."""
 
-    def __init__(self, service: PoolService, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, service: PoolService, loop: asyncio.AbstractEventLoop, keys: Keys | None = None) -> None:
         self.service = service
         self.loop = loop
+        self.keys = keys
         self.connections: set[Connection] = set()
         self.strangers: Strangers[Connection] = Strangers()
 
@@ -104,6 +111,7 @@ class Connection(asyncio.Protocol):
         self.session: Session | None = None
         self.peer = Peer("unknown")
         self._exchange: Exchange | None = None
+        self._tls: ControlTls | None = None
         self._plane = plane
         self._decoder = FrameDecoder(MAX_REQUEST_BYTES)
         self._backlog: deque[bytes] = deque()
@@ -122,6 +130,8 @@ class Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(WRITE_HIGH_BYTES)
         self.peer = peer_of(transport)
+        if self._plane.keys is not None and self.peer.uid is None:
+            self._tls = self._plane.keys.channel()
         self._plane.connections.add(self)
         self._timer = self._plane.loop.call_later(HELLO_SECONDS, self._no_hello)
         pushed_out = self._plane.strangers.add(self, local=self.peer.uid is not None)
@@ -135,6 +145,8 @@ class Connection(asyncio.Protocol):
         """Answer every request that is whole now."""
         if self._closing:
             return
+        if self._tls is not None:
+            data = self._decrypt(self._tls, data)
         try:
             payloads = self._decoder.feed(data)
         except ProtocolError as error:
@@ -142,6 +154,28 @@ class Connection(asyncio.Protocol):
             return
         self._backlog.extend(payloads)
         self._work()
+        if self._tls is not None and self._tls.ended:
+            self.close("its client has ended it")
+
+    def _decrypt(self, tls: ControlTls, data: bytes) -> bytes:
+        """Return what came by TLS; nothing when the connection had to be refused."""
+        assert self._transport is not None
+        if not tls.begun and not begins_tls(data):
+            self._tls = None  # it would not understand an answer by TLS
+            reason = NOT_OURS.get(data[:4]) or "a client without TLS"
+            self._refuse(reason, ProtocolError("this port speaks TLS; use an address that begins with farpools://"))
+            return b""
+        try:
+            plain = tls.receive(data)
+        except ssl.SSLError as error:
+            log.warning("connection refused", peer=str(self.peer), reason=f"no TLS: {error.reason or error}")
+            self._part(tls.outgoing())
+            return b""
+        if answer := tls.outgoing():
+            self._transport.write(answer)
+        if tls.greeted and self.session is None:
+            self.peer = dataclasses.replace(self.peer, certificate_name=tls.certificate_name())
+        return plain
 
     def pause_writing(self) -> None:
         """Leave further requests alone until the client reads its replies."""
@@ -178,9 +212,9 @@ class Connection(asyncio.Protocol):
     def send(self, frame: bytes) -> None:
         """Queue a frame; give the connection up if too much is queued already."""
         transport = self._transport
-        if transport is None or self._closing:
+        if transport is None or self._closing or (self._tls is not None and not self._tls.greeted):
             return
-        transport.write(frame)
+        transport.write(frame if self._tls is None else self._tls.seal(frame))
         if self._write_paused and transport.get_write_buffer_size() > WRITE_CAP_BYTES:
             self._closing = True
             log.warning("connection given up", peer=str(self.peer), reason="it does not read what it is sent")
@@ -195,6 +229,16 @@ class Connection(asyncio.Protocol):
         self._stop_timer()
         self._timer = self._plane.loop.call_later(CLOSE_SECONDS, self._transport.abort)
         self._transport.close()
+
+    def _part(self, alert: bytes) -> None:
+        """Send TLS's last word, and close once the client had time to read it: an end at once could overtake it."""
+        assert self._transport is not None
+        self._closing = True
+        self._transport.write(alert)
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._stop_timer()
+        self._timer = self._plane.loop.call_later(PARTING_SECONDS, self._transport.abort)
 
     # Requests -----------------------------------------------------------------------------------------
 
@@ -283,6 +327,8 @@ class Connection(asyncio.Protocol):
                 self.close("its hello was refused")
             return
         self.session = session
+        if self._tls is not None and session.served is not None:
+            session.served = dataclasses.replace(session.served, encrypted=True)
         session.host = "" if self.peer.uid is not None else self.peer.address.rpartition(":")[0].strip("[]")
         self._plane.strangers.remove(self)
         self._stop_timer()

@@ -12,7 +12,16 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings.sources import InitSettingsSource
 
@@ -25,17 +34,30 @@ __all__ = [
     "ConfigurationError",
     "ServerSettings",
     "TenantSettings",
+    "TlsSettings",
     "load_settings",
     "unknown_variables",
 ]
 
 RELOADABLE = (
-    *("capacity", "log_level", "session_timeout", "disconnect_grace", "resume_grace", "drain_timeout", "tenants"),
+    *(
+        "capacity",
+        "log_level",
+        "session_timeout",
+        "disconnect_grace",
+        "resume_grace",
+        "drain_timeout",
+        "tenants",
+        "tls",
+    ),
 )
 """Settings that SIGHUP changes in a running server; any other change waits for a restart."""
 
 OTHER_VARIABLES = frozenset(
-    {"CONFIG", "CXL_COHERENCE", "DEBUG", "SERVER_EMBEDDED", "START_TIMEOUT", "TENANT", "TOKEN", "TOKEN_FILE", "URL"}
+    {
+        *("CONFIG", "CXL_COHERENCE", "DEBUG", "SERVER_EMBEDDED", "START_TIMEOUT", "TENANT", "TOKEN", "TOKEN_FILE"),
+        *("TLS_CA", "TLS_CERTIFICATE", "TLS_KEY", "TLS_SERVER_NAME", "URL"),
+    }
 )
 """What ``FARPOOL_`` begins too and is no setting of a server: of the command line, the client, and what embeds us."""
 
@@ -72,6 +94,38 @@ class TenantSettings(BaseModel):
     """Names in client certificates that are this tenant over TLS, without a token."""
 
 
+class TlsSettings(BaseModel):
+    """What encrypts the server's port, data connections included: ``[tls]``. Files are PEM."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    certificate: str
+    """File of the server's certificate, and of those between it and its authority."""
+    key: str
+    """File of the certificate's key, without a password."""
+    client_ca: str = ""
+    """File of the authority that has signed the certificates of clients; without one none is asked for."""
+    require_client_certificate: bool | None = None
+    """Whether a client without a certificate is refused; by default if there is a ``client_ca``."""
+
+    @field_validator("certificate", "key", "client_ca", mode="after")
+    @classmethod
+    def _file(cls, value: str) -> str:
+        return str(Path(value).expanduser().absolute()) if value else ""
+
+    @model_validator(mode="after")
+    def _has_authority(self) -> TlsSettings:
+        if self.require_client_certificate and not self.client_ca:
+            raise ValueError("require_client_certificate needs client_ca, the authority that signs them")
+        return self
+
+    @property
+    def requires_certificate(self) -> bool:
+        """Whether a client without a certificate is refused."""
+        wanted = self.require_client_certificate
+        return bool(self.client_ca) if wanted is None else wanted
+
+
 class ServerSettings(BaseSettings):
     """Every setting of a pool server, with its default. Sizes are bytes, times are seconds."""
 
@@ -89,6 +143,8 @@ class ServerSettings(BaseSettings):
     """Directory for the catalog of an arena on a device; a directory's catalog is inside it."""
     listen: str = "127.0.0.1:7700"
     """``HOST:PORT`` of the control plane; port 0 lets the kernel choose."""
+    tls: TlsSettings | None = None
+    """What encrypts that port and the data port; the Unix socket stays in clear. Read again on SIGHUP."""
     unix: str = Field(default_factory=_default_socket)
     """Path of the control plane's Unix socket."""
     socket_mode: str = "0600"

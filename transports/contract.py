@@ -19,7 +19,9 @@ from farpool.protocol.errors import TransportUnavailable
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    from farpool.native.cipher import Encryptor
     from farpool.native.mapping import Mapping as MemoryMapping
+    from farpool.native.tls import TlsClient
     from farpool.protocol.messages import Offer
 
 __all__ = [
@@ -106,6 +108,8 @@ class ServedSession:
     tenant: str
     secret: bytes
     """32 bytes that only this client knows; a data plane is opened with it."""
+    encrypted: bool = False
+    """Whether its control connection is; then bytes of its slabs that cross a network must be too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +136,8 @@ class ServerContext:
     """Permission bits of that socket, and of those beside it."""
     coherence: str = "hardware"
     """``"software"`` where hosts that share the memory have caches that do not see each other."""
+    encryptor: Encryptor | None = None
+    """What connections are encrypted with; None if the server has no TLS."""
 
 
 class ServerTransport(Protocol):
@@ -210,6 +216,8 @@ class ClientContext:
     connected: Callable[[], bool] = lambda: True
     """Whether the control plane's connection is up: one system call. A data plane that cannot see for itself that the
     server has gone asks before it uses a connection that rested."""
+    tls: TlsClient | None = None
+    """What the control connection is encrypted with, and data connections must be; None in clear."""
 
 
 @dataclass(slots=True)

@@ -39,6 +39,7 @@ from farpool.protocol.errors import (
 
 if TYPE_CHECKING:
     from farpool import aio
+    from farpool.client.encryption import Tls
     from farpool.client.pool import Pool, connect
     from farpool.client.slab import Slab
     from farpool.server.embedded import serve_embedded
@@ -66,6 +67,7 @@ __all__ = [
     "Slab",
     "SlabNotFound",
     "StaleSlab",
+    "Tls",
     "TransportUnavailable",
     "UnsuitableBuffer",
     "WrongAtomicDomain",
@@ -78,6 +80,7 @@ __all__ = [
 _HOMES = {
     "Pool": "farpool.client.pool",
     "Slab": "farpool.client.slab",
+    "Tls": "farpool.client.encryption",
     "aio": "farpool.aio",
     "connect": "farpool.client.pool",
     "serve_embedded": "farpool.server.embedded",

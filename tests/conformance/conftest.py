@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
+from tests.certificates import authority
 from tests.conformance.driving import AnyPool, AnySlab, AwaitedPool
 from tests.conformance.variants import OURS, Serving, Variant, variant_of
 
@@ -64,6 +65,9 @@ def variant(request: pytest.FixtureRequest) -> Iterator[Variant]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in chosen.environment.items():
             patch.setenv(name, value)
+        if chosen.encrypted:
+            patch.setenv("FARPOOL_TLS_CA", str(authority().ca))
+            patch.setattr(EmbeddedServer, "url", EmbeddedServer.tcp_url)
         for name in ("url", "tcp_url") if chosen.options else ():
             patch.setattr(EmbeddedServer, name, with_query(getattr(EmbeddedServer, name), urlencode(chosen.options)))
         yield chosen
