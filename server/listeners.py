@@ -48,15 +48,23 @@ def bind_tcp(listen: str, inherited: socket.socket | None = None) -> tuple[socke
 def refuse_exposure(listen: str) -> None:
     """Raise ``ConfigurationError`` if other hosts may reach ``HOST:PORT``; for a server that lets everybody in."""
     host, port = parse_host_port(listen, what="listen")
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError:
-        return  # binding says what is wrong
-    if not ipaddress.ip_address(found[0][4][0]).is_loopback:
+    if not _is_loopback(host, port):
         raise ConfigurationError(
             f"other hosts may reach {listen}, and nothing says who of them may use the pool: set authentication = "
             '"required" (then: farpool tenant add NAME), or let everybody in with --insecure'
         )
+
+
+def _is_loopback(host: str, port: int) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        pass
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError:
+        return True  # nobody reaches it: binding says what is wrong
+    return ipaddress.ip_address(found[0][4][0]).is_loopback
 
 
 def _why(error: OSError) -> str:
