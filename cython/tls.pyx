@@ -93,7 +93,7 @@ from farpool.protocol.errors import (
 )
 
 cdef enum:
-    READ_AHEAD = 131072         # bytes asked of a socket at once: several records
+    READ_AHEAD = 65536          # bytes asked of a socket at once: several records
     ALERT = 1000                # reasons over this are alerts of the other side (SSL_AD_REASON_OFFSET)
     MOST_MILLISECONDS = 1000000
 

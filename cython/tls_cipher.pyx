@@ -1,14 +1,17 @@
 """TLS over one connected socket, by the system's OpenSSL, without the GIL: what a ``Cipher`` promises.
 
-OpenSSL reaches the socket through two functions of ours: they never raise SIGPIPE, they wait at most once in a call,
-and they save the system call that would only say that nothing is there. An SSL object is for one thread at a time:
-where several use a connection each call takes a lock, and none waits for the socket while it has it.
+OpenSSL reaches the socket through two functions of ours. What it sends is collected, so that several records leave in
+one system call, and none of them raises SIGPIPE. A call waits at most once, and saves the system call that would only
+say that nothing is there. An SSL object is for one thread at a time: where several use a connection each call takes a
+lock, and none waits for the socket while it has it.
+
+Where the kernel encrypts, OpenSSL writes to the socket by itself, a record at a time.
 """
 
 cimport libc.errno
 from libc.errno cimport EAGAIN, EINTR, EPROTO
 from libc.stdint cimport uint8_t
-from libc.stdlib cimport calloc, free, malloc
+from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcpy
 
 from farpool.native.cipher cimport Cipher
@@ -40,7 +43,6 @@ from farpool.native.libssl cimport (
     BIO_set_data,
     BIO_set_init,
     BIO_set_retry_read,
-    BIO_set_retry_write,
     ERR_clear_error,
     ERR_peek_error,
     SSL_do_handshake,
@@ -60,6 +62,8 @@ from farpool.native.libssl cimport (
 cdef enum:
     RECORD_BYTES = 16384        # the most that a record of TLS can carry
     MOST_AT_ONCE = 1048576      # bytes of one call, before other connections have their turn
+    MOST_OUT = 49152            # encrypted bytes that are sent together; the last record may reach over it
+    MOST_TOGETHER = 2           # records of one call of OpenSSL
     LONGEST = 1 << 30           # lengths are ints in OpenSSL
 
 
@@ -82,14 +86,37 @@ cdef int from_socket(BIO *bio, char *data, int nbytes) noexcept nogil:
 
 
 cdef int to_socket(BIO *bio, const char *data, int nbytes) noexcept nogil:
+    """Keep what OpenSSL has encrypted; ``push_out`` sends it."""
     cdef TlsCipher *cipher = <TlsCipher *> BIO_get_data(bio)
-    cdef ssize_t sent
+    cdef uint8_t *larger
+    cdef size_t room = cipher.filled + nbytes
     BIO_clear_retry_flags(bio)
-    sent = send(cipher.fd, data, nbytes, MSG_NOSIGNAL if cipher.waits == POLLOUT else MSG_NOSIGNAL | MSG_DONTWAIT)
-    cipher.waits = 0
-    if sent < 0 and libc.errno.errno in (EAGAIN, EINTR):
-        BIO_set_retry_write(bio)
-    return <int> sent
+    if room > cipher.room:
+        room += room // 2
+        larger = <uint8_t *> realloc(cipher.out, room)
+        if larger == NULL:
+            return -1
+        cipher.out = larger
+        cipher.room = room
+    memcpy(cipher.out + cipher.filled, data, nbytes)
+    cipher.filled += nbytes
+    return nbytes
+
+
+cdef int push_out(TlsCipher *cipher) noexcept nogil:
+    """Send what is encrypted: 0 when all of it is out, -1 with errno."""
+    cdef ssize_t sent
+    while cipher.first < cipher.filled:
+        sent = send(cipher.fd, cipher.out + cipher.first, cipher.filled - cipher.first,
+                    MSG_NOSIGNAL if cipher.waits == POLLOUT else MSG_NOSIGNAL | MSG_DONTWAIT)
+        cipher.waits = 0
+        if sent < 0:
+            break
+        cipher.first += sent
+    if cipher.first == cipher.filled:
+        cipher.first = cipher.filled = 0
+    cipher.base.unsent = cipher.filled - cipher.first
+    return 0 if cipher.filled == 0 else -1
 
 
 cdef long control(BIO *bio, int command, long number, void *data) noexcept nogil:
@@ -160,6 +187,14 @@ cdef ssize_t fill(TlsCipher *cipher, iovec *parts, size_t count) noexcept nogil:
     return total
 
 
+cdef void answer(TlsCipher *cipher) noexcept nogil:
+    """Send what TLS itself has to say: its part of the handshake, an alert."""
+    cdef int error = libc.errno.errno
+    if not cipher.kernel and cipher.filled and push_out(cipher) != 0 and libc.errno.errno in (EAGAIN, EINTR):
+        cipher.base.receive_wants = POLLOUT
+    libc.errno.errno = error
+
+
 cdef ssize_t receive(Cipher *base, iovec *parts, size_t count) noexcept nogil:
     cdef TlsCipher *cipher = <TlsCipher *> base
     cdef ssize_t got
@@ -169,15 +204,17 @@ cdef ssize_t receive(Cipher *base, iovec *parts, size_t count) noexcept nogil:
     got = fill(cipher, parts, count)
     if not base.greeted:
         base.greeted = SSL_is_init_finished(cipher.ssl)
+    answer(cipher)
     leave(cipher)
     return got
 
 
 cdef int push_record(TlsCipher *cipher) noexcept nogil:
+    """Send the record that OpenSSL has begun to: 0 when it is out, -1 with errno."""
     cdef int sent
     if cipher.base.unsent == 0:
         return 0
-    sent = SSL_write(cipher.ssl, cipher.record, <int> cipher.base.unsent)
+    sent = SSL_write(cipher.ssl, cipher.out, <int> cipher.base.unsent)
     if sent <= 0:
         sent = explain(cipher, sent, &cipher.base.send_wants)
         if sent == 0:
@@ -187,31 +224,63 @@ cdef int push_record(TlsCipher *cipher) noexcept nogil:
     return 0
 
 
+cdef int push_either(TlsCipher *cipher) noexcept nogil:
+    return push_record(cipher) if cipher.kernel else push_out(cipher)
+
+
+cdef int encrypt(TlsCipher *cipher, const uint8_t *data, size_t nbytes) noexcept nogil:
+    """Put *data* on its way. Whether the socket has room for it now or not, it counts as sent: its bytes are sealed."""
+    if cipher.kernel:
+        if data != cipher.out:
+            memcpy(cipher.out, data, nbytes)
+        cipher.base.unsent = nbytes
+        return push_record(cipher)
+    if SSL_write(cipher.ssl, data, <int> nbytes) <= 0:
+        explain(cipher, -1, &cipher.base.send_wants)
+        libc.errno.errno = EPROTO
+        return -1
+    return push_out(cipher) if cipher.filled >= MOST_OUT else 0
+
+
 cdef ssize_t drain(TlsCipher *cipher, const iovec *parts, size_t count) noexcept nogil:
     """Send *parts* in records that are as full as can be, until the socket takes no more."""
+    cdef uint8_t few[RECORD_BYTES]
+    cdef const uint8_t *data
     cdef size_t i = 0, done = 0, nbytes, here
+    cdef size_t most = RECORD_BYTES if cipher.kernel else MOST_TOGETHER * RECORD_BYTES
     cdef ssize_t total = 0
-    if push_record(cipher) != 0:
+    if push_either(cipher) != 0:
         return -1
     while i < count and total < MOST_AT_ONCE:
-        nbytes = 0
-        while i < count and nbytes < RECORD_BYTES:
-            here = parts[i].iov_len - done
-            if here > RECORD_BYTES - nbytes:
-                here = RECORD_BYTES - nbytes
-            memcpy(cipher.record + nbytes, <char *> parts[i].iov_base + done, here)
-            nbytes += here
-            done += here
-            if done == parts[i].iov_len:
+        here = parts[i].iov_len - done
+        if here >= RECORD_BYTES:
+            data = <uint8_t *> parts[i].iov_base + done
+            nbytes = here if here < most else most // RECORD_BYTES * RECORD_BYTES
+            done += nbytes
+        else:
+            data = few
+            nbytes = 0
+            while i < count and nbytes < RECORD_BYTES:
+                here = parts[i].iov_len - done
+                if here > RECORD_BYTES - nbytes:
+                    here = RECORD_BYTES - nbytes
+                memcpy(few + nbytes, <char *> parts[i].iov_base + done, here)
+                nbytes += here
+                done += here
+                if done < parts[i].iov_len:
+                    break
                 i += 1
                 done = 0
-        if nbytes == 0:
-            break
-        # From here on the record is on its way, whether the socket has room for it now or not: its bytes are sealed.
-        cipher.base.unsent = nbytes
+            if nbytes == 0:
+                break
         total += nbytes
-        if push_record(cipher) != 0:
+        if encrypt(cipher, data, nbytes) != 0:
             return total if libc.errno.errno in (EAGAIN, EINTR) else -1
+        if i < count and done == parts[i].iov_len:
+            i += 1
+            done = 0
+    if not cipher.kernel and push_out(cipher) != 0 and libc.errno.errno not in (EAGAIN, EINTR):
+        return -1
     return total
 
 
@@ -230,7 +299,7 @@ cdef int push(Cipher *base) noexcept nogil:
     cdef int outcome
     enter(cipher, POLLOUT)
     base.send_wants = POLLOUT
-    outcome = push_record(cipher)
+    outcome = push_either(cipher)
     leave(cipher)
     return outcome
 
@@ -249,6 +318,7 @@ cdef int greet(Cipher *base) noexcept nogil:
         outcome = -1
     else:
         outcome = -1
+    answer(cipher)
     leave(cipher)
     return outcome
 
@@ -268,7 +338,7 @@ cdef int peek(Cipher *base) noexcept nogil:
 cdef void destroy(Cipher *base) noexcept nogil:
     cdef TlsCipher *cipher = <TlsCipher *> base
     SSL_free(cipher.ssl)
-    free(cipher.record)
+    free(cipher.out)
     pthread_mutex_destroy(&cipher.lock)
     free(cipher)
 
@@ -294,11 +364,13 @@ cdef TlsCipher *tls_cipher_new(SSL_CTX *context, int fd, bint server, bint share
     cipher.base.free = destroy
     cipher.base.receive_wants = POLLIN
     cipher.base.send_wants = POLLOUT
-    cipher.record = <uint8_t *> malloc(RECORD_BYTES)
+    cipher.kernel = kernel
     cipher.ssl = SSL_new(context)
-    if not kernel:
+    if kernel:
+        cipher.out = <uint8_t *> calloc(1, RECORD_BYTES)
+    else:
         bio = BIO_new(socket_method)
-    if cipher.record == NULL or cipher.ssl == NULL or (bio == NULL and not kernel):
+    if cipher.ssl == NULL or (cipher.out == NULL if kernel else bio == NULL):
         destroy(&cipher.base)
         return NULL
     if kernel:
