@@ -5,7 +5,6 @@ One JSON object a line, to a file of its own or to the server's log. No request 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -137,11 +136,9 @@ class AuditLog:
 
 
 def _open(path: str) -> int:
+    # Never blocking: should it be a pipe that nobody reads, the lines go to the server's log.
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    fd = os.open(path, flags, 0o600)
-    with contextlib.suppress(OSError):
-        os.set_blocking(fd, True)
-    return fd
+    return os.open(path, flags, 0o600)
 
 
 def _who(peer: Peer, session: Session | None) -> dict[str, Any]:

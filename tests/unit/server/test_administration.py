@@ -196,6 +196,17 @@ def test_a_flood_of_refusals_is_counted(server: EmbeddedServer, connect: Connect
     assert sum(line.get("suppressed", 0) for line in lines) + len(lines) == 2001
 
 
+def test_what_the_file_has_no_room_for_is_in_the_servers_log(connect: Connect) -> None:
+    with serve_embedded(audit_log="/dev/full") as server:
+        client = connect(server.url)
+        for name in ("alice", "bob"):
+            client.ask(TenantAdd(tenant=name), Done)
+        lines = [json.loads(line) for line in server.log().splitlines()]
+    assert [line["error"] for line in lines if "cannot be written" in line["event"]] == ["No space left on device"]
+    kept = [json.loads(line["line"]) for line in lines if line["event"] == "audit"]
+    assert [line["object"]["tenant"] for line in kept] == ["alice", "bob"]
+
+
 def test_without_a_file_the_servers_log_has_it(connect: Connect) -> None:
     with serve_embedded() as server:
         connect(server.url).ask(TenantAdd(tenant="alice"), Done)
