@@ -23,7 +23,12 @@ from farpool.protocol.addresses import parse_address
 from farpool.protocol.credentials import exchange_of, format_token, parse_token, proof_of
 from farpool.protocol.errors import AuthenticationFailed, FarpoolError, PermissionDenied, ProtocolError, SlabNotFound
 from farpool.protocol.messages import Challenge, Challenged, Hello, Welcome
+from farpool.server.authentication import Authentication
+from farpool.server.catalog import Catalog
 from farpool.server.embedded import EmbeddedServer, serve_embedded
+from farpool.server.peers import Peer
+from farpool.server.settings import TenantSettings
+from farpool.server.tenants import Tenants
 
 Connect = Callable[..., Any]
 NOBODY = 65534
@@ -256,3 +261,20 @@ def test_users_of_the_host_are_whose_the_configuration_says(authentication: str)
     assert done.returncode == 0, done.stderr
     others = {"none": ["PermissionDenied", "default"], "required": ["AuthenticationFailed"] * 2}[authentication]
     assert json.loads(done.stdout) == ["alice", "alice", *others]
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_a_verified_certificate_is_whose_the_configuration_says(memory_folder: Path, required: bool) -> None:
+    catalog = Catalog(str(memory_folder / "catalog.sqlite"), durable=False)
+    settings = {name: TenantSettings(certificates=(f"{name}.example",)) for name in ("alice", "bob")}
+    authentication = Authentication(Tenants(catalog, settings), lambda: required)
+    alice = Peer("192.0.2.1:7", certificate_name="alice.example")
+
+    def who(peer: Peer, tenant: str | None) -> str:
+        return authentication.identify(peer, Hello(protocol=1, client="x", tenant=tenant), None).tenant
+
+    assert who(alice, None) == who(alice, "alice") == "alice"
+    for peer, tenant in ((alice, "bob"), (Peer("192.0.2.1:7"), "alice"), (Peer("x", certificate_name="eve"), "alice")):
+        with pytest.raises(AuthenticationFailed if required else PermissionDenied):
+            who(peer, tenant)
+    catalog.close()
