@@ -76,6 +76,8 @@ def _measure_transport(url: str | None, transport: str, seconds: float, tell: Pr
 
 def _measure_workloads(pool: Pool, transport: str, seconds: float, tell: Progress) -> Iterator[Row]:
     """Measure each in turn. What holds views of the slab ends with this, so that the pool can let it go."""
+    if transport in SOCKETS and urlsplit(pool.url).scheme == "farpools":
+        transport = f"{transport}+tls"
     with closing(_workloads(pool)) as workloads:
         for workload in workloads:
             tell(f"{transport}: {workload}")
