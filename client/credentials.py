@@ -104,4 +104,4 @@ def _read_token(path: str) -> str:
             return file.read(TOKEN_FILE_BYTES).decode("ascii", "replace").strip()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise InvalidArgument(f"the token file {shown(path)} of FARPOOL_TOKEN_FILE cannot be read: {reason}") from None
+        raise InvalidArgument(f"the token file {path!r:.400} of FARPOOL_TOKEN_FILE cannot be read: {reason}") from None
