@@ -22,6 +22,7 @@ from farpool.client.session import Session
 from farpool.client.signatures import Batch, CompareSwap, FetchAdd, Load, Read, Store, Transfer
 from farpool.client.slab import DATA_METHODS, SlabHandle, keep_error
 from farpool.client.transports import AUTO, Selection
+from farpool.client.waiting import Waiter, notify
 from farpool.protocol.errors import DeadlineExceeded, InvalidArgument
 from farpool.protocol.messages import ServerStat, SlabInfo
 from farpool.protocol.units import Lease
@@ -34,6 +35,9 @@ T = TypeVar("T")
 
 THREADS: Final = 32
 """Control operations of one pool that may wait at once; more of them queue, until their deadline at most."""
+
+WAITS: Final = 64
+"""Waits for words that have a thread at once; with more of them they take turns of a second."""
 
 
 def connect(
@@ -105,6 +109,7 @@ class Pool(PoolHandle):
     def __init__(self, session: Session, selection: Selection, timeout: float, threads: ThreadPoolExecutor) -> None:
         super().__init__(session, selection, timeout)
         self._threads = threads
+        self._waits: ThreadPoolExecutor | None = None
         self._ending: Future[None] | None = None
 
     async def allocate(
@@ -152,7 +157,7 @@ class Pool(PoolHandle):
         """
         if self._ending is None:
             self._ending = _start(self._end)
-            self._threads.shutdown(wait=False)
+            self._dismiss_threads()
         ending = self._ending
         return Closing(lambda: asyncio.shield(asyncio.wrap_future(ending)))
 
@@ -172,8 +177,13 @@ class Pool(PoolHandle):
         try:
             warnings.warn(f"{self!r} was never closed; use async with", ResourceWarning, source=self, stacklevel=2)
         finally:
-            self._threads.shutdown(wait=False)
+            self._dismiss_threads()
             self._end(patience=0.0)
+
+    def _dismiss_threads(self) -> None:
+        self._threads.shutdown(wait=False)
+        if self._waits is not None:
+            self._waits.shutdown(wait=False)
 
     # What slabs need of their pool --------------------------------------------------------------------------
 
@@ -185,10 +195,29 @@ class Pool(PoolHandle):
         """Free one slab."""
         await self._run(self._deadline(timeout), _keep, attachment.free)
 
+    async def wait(self, waiter: Waiter, deadline: float) -> int:
+        """Wait for a word, a second of a thread at a time, so that waits take turns where there are many."""
+        while True:
+            self._check()
+            if self._waits is None:
+                self._waits = ThreadPoolExecutor(WAITS, thread_name_prefix="farpool-aio-wait")
+            value = await _run(self._waits, deadline, _keep, waiter.look)
+            if value is not None:
+                return value
+
+    async def notify(self, attachment: Attachment, offset: int, timeout: float | None) -> None:
+        """Let whoever waits for a word look at it now."""
+        await self._run(self._deadline(timeout), _keep, notify, attachment, offset)
+
     def flush(self) -> None:
         """Tell the server in a thread what was let go."""
         if self._ending is None:
             self._threads.submit(self._session.flush)
+
+    def _check(self) -> None:
+        self._session.check()
+        if self._ending is not None:
+            raise InvalidArgument("this pool is closed; connect again")
 
     async def _run(
         self,
@@ -198,9 +227,7 @@ class Pool(PoolHandle):
         *arguments: *Arguments,
     ) -> T:
         """Await *function* of the arguments and the deadline, which counts from now, also while it queues."""
-        self._session.check()
-        if self._ending is not None:
-            raise InvalidArgument("this pool is closed; connect again")
+        self._check()
         return await _run(self._threads, deadline, undo, function, *arguments, deadline)
 
 
@@ -238,6 +265,15 @@ class Slab(SlabHandle):
         self.store = twin.store
         self.fetch_add = twin.fetch_add
         self.compare_swap = twin.compare_swap
+
+    async def wait(self, offset: int, expected: int, timeout: float | None = None) -> int:
+        """Wait until a word has changed; see :meth:`farpool.Slab.wait`."""
+        deadline = deadline_after(timeout, self.attachment.ticket.timeout)
+        return await self._pool.wait(Waiter(self.attachment, offset, expected, deadline), deadline)
+
+    async def notify(self, offset: int, timeout: float | None = None) -> None:
+        """Let whoever waits for a word look at it now; see :meth:`farpool.Slab.notify`."""
+        await self._pool.notify(self.attachment, offset, timeout)
 
     async def free(self, *, timeout: float | None = None) -> None:
         """End the slab; see :meth:`farpool.Slab.free`."""

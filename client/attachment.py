@@ -69,6 +69,11 @@ class Attachment:
         return self.info.id, self.info.generation
 
     @property
+    def session(self) -> Session:
+        """The session that has it attached."""
+        return self._owner.session
+
+    @property
     def transport(self) -> str:
         """Name of the transport it is attached over."""
         return self._owner.transport

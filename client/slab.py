@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, SupportsIndex
 from farpool.client.attachment import Attachment
 from farpool.client.deadlines import deadline_after
 from farpool.client.signatures import Batch, CompareSwap, FetchAdd, Load, Read, Store, Sync, Transfer, View
+from farpool.client.waiting import Waiter, notify
 from farpool.protocol.errors import InvalidArgument, OutOfBounds, RegionInUse
 from farpool.protocol.messages import SlabInfo
 from farpool.protocol.units import Lease, parse_size
@@ -193,6 +194,22 @@ class Slab(SlabHandle):
         self.store = region.store
         self.fetch_add = region.fetch_add
         self.compare_swap = region.compare_swap
+
+    def wait(self, offset: int, expected: int, timeout: float | None = None) -> int:
+        """Wait until the aligned word at *offset* is not *expected*, and return what it is then.
+
+        Writes and atomics over cxl and tcp, and ``notify``, wake it at once; what comes through views or RDMA it sees
+        after about a millisecond.
+
+        Raises:
+            StaleSlab: the slab ended meanwhile.
+            DeadlineExceeded: the word has not changed in time.
+        """
+        return Waiter(self.attachment, offset, expected, deadline_after(timeout, self.attachment.ticket.timeout)).wait()
+
+    def notify(self, offset: int, timeout: float | None = None) -> None:
+        """Let whoever waits for the aligned word at *offset* look at it now; for stores through a view."""
+        notify(self.attachment, offset, deadline_after(timeout, self.attachment.ticket.timeout))
 
     def free(self, *, timeout: float | None = None) -> None:
         """End the slab: its bytes are gone, and every handle of it raises ``StaleSlab``.

@@ -8,6 +8,7 @@ cdef class CxlRegion:
     cdef uint8_t *base                  # the slab's bytes; NULL once closed
     cdef const uint64_t *generation_word    # in the arena's generation file
     cdef uint64_t generation            # what it must hold
+    cdef const uint64_t *watched        # tells which word somebody waits for (watched_word.pxd); NULL if nothing does
     cdef readonly Py_ssize_t nbytes
     cdef readonly bint writable
     cdef bint atomics                   # the slab's words belong to the CPU's atomics
@@ -33,6 +34,7 @@ cdef class CxlRegion:
     cdef void store_bytes(self, uint8_t *target, const uint8_t *source, Py_ssize_t nbytes) noexcept nogil
     cdef int copy_out(self, uint8_t *target, const uint8_t *source, Py_ssize_t nbytes) except -1
     cdef int copy_in(self, uint8_t *target, const uint8_t *source, Py_ssize_t nbytes) except -1
+    cdef void wake(self, Py_ssize_t start, Py_ssize_t nbytes) noexcept nogil
     cdef object move(self, object parts, bint writes)
     cdef uint64_t *word(self, object offset, bint writes) except NULL
     cdef uint64_t *atomic_word(self, object offset) except NULL

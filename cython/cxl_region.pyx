@@ -9,7 +9,9 @@ about to load, and every write writes back the lines it has stored to; views lea
 
 from cpython.buffer cimport PyBuffer_FillInfo, PyBuffer_Release
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.exc cimport PyErr_CheckSignals
 from cpython.memoryview cimport PyMemoryView_FromObject
+from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memmove
 
@@ -31,6 +33,7 @@ from farpool.native.checks cimport (
     raise_stale,
     raise_wrong_domain,
 )
+from farpool.native.clock cimport now_ns, to_ns
 from farpool.native.fork cimport forks
 from farpool.native.libatomics cimport (
     acquire_fence,
@@ -41,12 +44,19 @@ from farpool.native.libatomics cimport (
     load_word,
     store_word,
 )
+from farpool.native.libfutex cimport futex_wait, futex_wake
 from farpool.native.libmman cimport usleep
 from farpool.native.line_model cimport LineModel
+from farpool.native.watched_word cimport wake_waiters
 
 from farpool.native import cache_lines
 
 from farpool.protocol.errors import InvalidArgument, RegionInUse
+
+cdef enum:
+    FIRST_PAUSE_NS = 20000      # of a waiter between two looks; twice as long each time
+    LONGEST_PAUSE_NS = 1000000
+    SIGNALS_NS = 50000000       # how long Ctrl-C may wait
 
 cdef str COHERENT = "hardware"
 cdef str INCOHERENT = "software"
@@ -63,7 +73,7 @@ cdef class CxlRegion:
 
     def __init__(self, Mapping mapping not None, Py_ssize_t nbytes, Mapping generations not None, Py_ssize_t slot,
                  uint64_t generation, bint writable, bint atomics, str label not None, on_close,
-                 str coherence="hardware", LineModel model=None):
+                 str coherence="hardware", LineModel model=None, Py_ssize_t watched=0):
         if nbytes < 0 or nbytes > <Py_ssize_t> mapping.nbytes:
             raise InvalidArgument(f"the mapping has {mapping.nbytes} bytes, the slab {nbytes}")
         if writable and not mapping.writable:
@@ -73,6 +83,7 @@ cdef class CxlRegion:
         if coherence == INCOHERENT:
             cache_lines.instructions()  # raises where there are none
         self.generation_word = generations.word(slot * 8)
+        self.watched = generations.word(watched + slot * 8) if watched else NULL
         self.mapping = mapping
         self.generations = generations
         self.incoherent = coherence == INCOHERENT or model is not None
@@ -170,6 +181,12 @@ cdef class CxlRegion:
         self.busy -= 1
         return 0
 
+    cdef inline void wake(self, Py_ssize_t start, Py_ssize_t nbytes) noexcept nogil:
+        """Wake those who wait for a word that was just stored to."""
+        cdef uint64_t watched = 0 if self.watched == NULL else load_word(self.watched)
+        if watched:
+            wake_waiters(self.mapping.base, watched, start, nbytes)
+
     # Bytes ------------------------------------------------------------------------------------------
 
     def read_into(self, buffer, offset=0, timeout=None):
@@ -208,6 +225,7 @@ cdef class CxlRegion:
             if not self.writable:
                 raise_read_only(self.label)
             self.copy_in(self.base + start, <uint8_t *> view.buf, view.len)
+            self.wake(start, view.len)
             self.check_generation()
             return view.len
         finally:
@@ -248,6 +266,7 @@ cdef class CxlRegion:
             for i in range(count):
                 if writes:
                     self.copy_in(base + starts[i], <uint8_t *> views[i].buf, views[i].len)
+                    self.wake(starts[i], views[i].len)
                 else:
                     self.copy_out(<uint8_t *> views[i].buf, base + starts[i], views[i].len)
                 total += views[i].len
@@ -289,6 +308,7 @@ cdef class CxlRegion:
                 self.model.fetch(start, 8)
             else:
                 self.publish(self.base + start, 8)
+        self.wake(start, 8)
         return self.check_generation()
 
     def load(self, offset, timeout=None):
@@ -326,6 +346,44 @@ cdef class CxlRegion:
 
     cdef inline Py_ssize_t offset_of(self, uint64_t *word) noexcept nogil:
         return <uint8_t *> word - (self.base if self.model is None else self.mapping.base)
+
+    # Waiting ----------------------------------------------------------------------------------------
+
+    def park(self, offset, expected, double seconds):
+        """Return the aligned word at *offset* once it is not *expected*, or as it is after *seconds*.
+
+        Stores of ours wake it, and it looks again by itself, after a millisecond at the latest.
+        """
+        cdef uint64_t before = as_word(expected), value = before
+        cdef uint64_t *word = self.word(offset, False)
+        cdef int64_t deadline = now_ns() + to_ns(seconds), pause = FIRST_PAUSE_NS, look
+        while True:
+            look = min(deadline, now_ns() + SIGNALS_NS)
+            self.busy += 1
+            with nogil:
+                while True:
+                    if self.incoherent:
+                        self.observe(<uint8_t *> word, 8)
+                    value = load_word(word)
+                    if value != before or self.base == NULL or load_word(self.generation_word) != self.generation:
+                        break
+                    if now_ns() >= look:
+                        break
+                    if self.incoherent:
+                        usleep(<unsigned int> (pause // 1000))
+                    else:
+                        futex_wait(word, <uint32_t> before, pause)
+                    pause = min(pause * 2, LONGEST_PAUSE_NS)
+            self.busy -= 1
+            PyErr_CheckSignals()
+            self.check(0, 0)
+            if value != before or now_ns() >= deadline:
+                return value
+
+    def notify(self, offset):
+        """Let whoever waits for the aligned word at *offset* look at it now."""
+        self.word(offset, False)
+        futex_wake(self.mapping.base + as_offset(offset))
 
     # Views ------------------------------------------------------------------------------------------
 

@@ -61,6 +61,7 @@ cdef struct Shared:             # what the workers of one reactor share
     uint32_t first_event
     uint32_t event_count
     int event_fd
+    int changed_fd              # eventfd: a word that somebody waits for was stored to
     void *keys                  # what connections are encrypted with, if their first byte asks for it
     Cipher *(*accept)(void *keys, int fd) noexcept nogil    # NULL: none is
 
@@ -100,6 +101,7 @@ cdef struct Connection:
     int64_t born
     bint writing                # a payload is coming in
     uint8_t status              # what the write will be answered with
+    bint watched                # somebody waits for a word of the slab that it goes to
     Request request
     Span span
     uint64_t left               # bytes of the payload that have not come

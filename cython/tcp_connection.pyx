@@ -35,6 +35,7 @@ from farpool.native.operation cimport (
 )
 from farpool.native.slab_table cimport Entry, pin, unpin
 from farpool.native.tcp_answers cimport flush, is_unsent, owe, owe_bytes, span_advance, span_clear
+from farpool.native.watched_word cimport wake_waiters
 from farpool.native.tcp_wire cimport MOST_PARTS, WIRE_MAGIC, WIRE_VERSION
 
 cdef enum:
@@ -145,6 +146,14 @@ cdef uint8_t check(const Entry *entry, const Request *request, const uint8_t *wi
     return STATUS_INVALID if request.offset & 7 else STATUS_OK
 
 
+cdef void wake(Shared *shared, const Entry *entry, uint64_t offset, uint64_t nbytes) noexcept nogil:
+    """Wake those who wait for what was just stored to."""
+    cdef uint64_t watched = load_word(&entry.watched), one = 1
+    if watched:
+        wake_waiters(entry.base, watched, offset, nbytes)
+        write(shared.changed_fd, &one, sizeof(one))
+
+
 cdef uint64_t word_operation(Entry *entry, const Request *request) noexcept nogil:
     cdef uint64_t *word = <uint64_t *> (entry.base + request.offset)
     if request.operation == OP_LOAD:
@@ -175,6 +184,8 @@ cdef int execute(Worker *worker, Connection *connection, const Request *request,
     worker.counters.operations[request.operation] += 1
     if status == STATUS_OK and request.operation >= OP_LOAD:
         detail = word_operation(entry, request)
+        if request.operation != OP_LOAD:
+            wake(worker.shared, entry, request.offset, 8)
     if entry != NULL:
         unpin(entry)
     if status != STATUS_OK:
@@ -211,7 +222,21 @@ cdef Entry *pin_target(Worker *worker, Connection *connection) noexcept nogil:
                 connection.request.generation)
     if entry == NULL:
         connection.status = STATUS_STALE    # it ended while its payload was coming
+    elif load_word(&entry.watched):
+        connection.watched = True
     return entry
+
+
+cdef void wake_written(Worker *worker, Connection *connection) noexcept nogil:
+    """Wake those who wait for what a payload has stored to."""
+    cdef Entry *entry = pin_target(worker, connection)
+    cdef uint32_t i
+    connection.watched = False
+    if entry == NULL:
+        return
+    for i in range(connection.span.count):
+        wake(worker.shared, entry, connection.span.parts[i].offset, connection.span.parts[i].length)
+    unpin(entry)
 
 
 cdef uint64_t take_payload(Worker *worker, Connection *connection, const uint8_t *data, uint64_t nbytes) noexcept nogil:
@@ -246,6 +271,8 @@ cdef void end_write(Worker *worker, Connection *connection) noexcept nogil:
         if entry != NULL:
             detail = entry.nbytes
             unpin(entry)
+    if connection.watched:
+        wake_written(worker, connection)
     connection.writing = False
     span_clear(&connection.span)
     owe(connection, &connection.request, connection.status, detail)

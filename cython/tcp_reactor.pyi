@@ -35,6 +35,10 @@ class TcpReactor:
         """Close the session's data connections soon, and refuse new ones at once."""
     def fileno(self) -> int:
         """Return a descriptor that is readable when ``events`` has some."""
+    def changes(self) -> int:
+        """Return a descriptor that is readable once a word was stored to that somebody waits for."""
+    def clear_changes(self) -> None:
+        """Make it unreadable until the next such store."""
     def events(self) -> list[tuple[str, str, int]]:
         """Return and forget what happened since the last call: (kind, peer's address, number)."""
     def counters(self) -> dict[str, int]:

@@ -290,6 +290,7 @@ cdef class TcpReactor:
             self.shared.accept = encryptor.accept
         pthread_mutex_init(&self.shared.events_lock, NULL)
         self.shared.event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
+        self.shared.changed_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
         for i in range(threads):
             self.workers[i].shared = self.shared
             self.workers[i].epoll = epoll_create1(EPOLL_CLOEXEC)
@@ -297,7 +298,7 @@ cdef class TcpReactor:
             self.workers[i].stage = <uint8_t *> malloc(STAGE_BYTES)
             if self.workers[i].stage == NULL or self.shared.sessions == NULL:
                 raise MemoryError
-            if self.workers[i].epoll < 0 or self.workers[i].wake < 0 or self.shared.event_fd < 0:
+            if min(self.workers[i].epoll, self.workers[i].wake, self.shared.event_fd, self.shared.changed_fd) < 0:
                 raise OSError(errno, "no file descriptor for the data plane; raise RLIMIT_NOFILE")
 
     def __dealloc__(self):
@@ -313,6 +314,8 @@ cdef class TcpReactor:
         if self.shared != NULL:
             if self.shared.event_fd > 0:
                 close_fd(self.shared.event_fd)
+            if self.shared.changed_fd > 0:
+                close_fd(self.shared.changed_fd)
             pthread_mutex_destroy(&self.shared.events_lock)
             free(self.shared.sessions)
             free(self.shared)
@@ -384,6 +387,15 @@ cdef class TcpReactor:
     def fileno(self):
         """Return a descriptor that is readable when ``events`` has some."""
         return self.shared.event_fd
+
+    def changes(self):
+        """Return a descriptor that is readable once a word was stored to that somebody waits for."""
+        return self.shared.changed_fd
+
+    def clear_changes(self):
+        """Make it unreadable until the next such store."""
+        cdef uint64_t seen
+        read(self.shared.changed_fd, &seen, sizeof(seen))
 
     def events(self):
         """Return and forget what happened since the last call: (kind, peer's address, number)."""

@@ -34,6 +34,7 @@ from farpool.protocol.tenant_messages import (
     TenantRemove,
     TenantRotate,
 )
+from farpool.protocol.waiting_messages import Notify, Wait, Watch, Word
 
 __all__ = [
     "ERROR",
@@ -62,6 +63,7 @@ __all__ = [
     "Listing",
     "Negotiate",
     "Negotiated",
+    "Notify",
     "Offer",
     "Open",
     "Quarantined",
@@ -81,7 +83,10 @@ __all__ = [
     "TenantListing",
     "TenantRemove",
     "TenantRotate",
+    "Wait",
+    "Watch",
     "Welcome",
+    "Word",
     "decode_reply_fields",
     "decode_request",
     "encode_error",
@@ -304,6 +309,7 @@ OPERATIONS: Final[dict[str, type[Request]]] = {
     for cls in (
         *(Challenge, Hello, Allocate, Open, Attach, Negotiate, Detach, Free, Listing, Stat, Heartbeat, Goodbye),
         *(Reserve, Commit),
+        *(Wait, Watch, Notify),
         *(Takeover, LetGo),
         *(Release, TenantAdd, TenantListing, TenantRotate, TenantRemove),
     )

@@ -193,8 +193,13 @@ class Server:
                 socket_mode=self.settings.socket_bits,
                 coherence=self.settings.coherence,
                 encryptor=None if self._keys is None else self._keys.encryptor,
+                watched_offset=generations.watched_offset,
+                changed=self._changed,
             )
             await planes.start(name, context)
+
+    def _changed(self) -> None:
+        self.service.waiting.look()
 
     async def _listen(self, inherited: Inherited) -> None:
         self._control = ControlPlane(self.service, self._loop, self._keys)

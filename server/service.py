@@ -34,6 +34,7 @@ from farpool.protocol.messages import (
     Listing,
     Negotiate,
     Negotiated,
+    Notify,
     Open,
     Reply,
     Request,
@@ -42,6 +43,8 @@ from farpool.protocol.messages import (
     SlabInfo,
     SlabList,
     Stat,
+    Wait,
+    Watch,
     Welcome,
 )
 from farpool.protocol.units import format_bytes, parse_lease, parse_size, validate_name
@@ -56,6 +59,7 @@ from farpool.server.peers import Peer
 from farpool.server.sessions import Channel, Session, SessionState
 from farpool.server.slabs import Slab
 from farpool.server.tenants import Tenants
+from farpool.server.waiting import Waiting
 from farpool.transports.contract import Mode
 
 __all__ = ["Limits", "PoolService"]
@@ -102,6 +106,7 @@ class PoolService:
         self._clock = clock
         self._started = clock()
         self._commits = Commits(life)
+        self.waiting = Waiting(life, clock)
         self._administration = Administration(life, tenants)
 
     def welcome(
@@ -172,6 +177,9 @@ class PoolService:
                 return self._negotiate(session, request)
             case Detach():
                 return self._detach(session, request)
+            case Wait() | Watch() | Notify():
+                slab = self.life.slabs.get_life(session.tenant, request.id, request.generation)
+                return self.waiting.handle(session.id, slab, request)
             case Listing():
                 return self._list(session, request)
             case Stat():

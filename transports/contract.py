@@ -138,6 +138,10 @@ class ServerContext:
     """``"software"`` where hosts that share the memory have caches that do not see each other."""
     encryptor: Encryptor | None = None
     """What connections are encrypted with; None if the server has no TLS."""
+    watched_offset: int = 0
+    """Where in the generation file there is a word a slot that tells which word of its slab somebody waits for."""
+    changed: Callable[[], None] = lambda: None
+    """Say that a word that somebody waits for was stored to. The loop's thread alone calls it."""
 
 
 class ServerTransport(Protocol):
@@ -180,6 +184,9 @@ class ServerTransport(Protocol):
     def end_session(self, session_id: int) -> None:
         """Close what the session has open on this data plane; its slabs were withdrawn already."""
         ...
+
+    # ``watch(slab, mark)`` may be there, too: stores to the word at offset ``mark - 1`` (to any word if all bits are
+    # set, to none if it is 0) have somebody who waits for them.
 
     def holders_may_map(self) -> bool:
         """Tell whether clients reach the memory itself, so that a freed slab's pages wait until they let go."""

@@ -31,10 +31,7 @@ def marks_of(source: Path) -> list[pytest.MarkDecorator]:
     return [WITHOUT_TLS] if source.stem.startswith("tls") else [UNBUILT] if needs_verbs(source) else []
 
 
-MODULES = [
-    pytest.param(source.stem, marks=marks_of(source))
-    for source in sorted(NATIVE.glob("*.pyx"))
-]
+MODULES = [pytest.param(source.stem, marks=marks_of(source)) for source in sorted(NATIVE.glob("*.pyx"))]
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Parameter = tuple[str, bool, bool]
 """Name, whether it is keyword-only, whether it has a default."""

@@ -52,6 +52,7 @@ class TcpServer:
         )
         reactor.start()
         context.loop.add_reader(reactor.fileno(), self._report_events)
+        context.loop.add_reader(reactor.changes(), self._report_changes)
         self._context, self._listener, self._reactor = context, listener, reactor
         host, port = listener.getsockname()[:2]
         # An empty host stands for the one that the client reached the control plane at.
@@ -66,6 +67,7 @@ class TcpServer:
         reactor, self._reactor = self._reactor, None
         if reactor is not None and self._context is not None:
             self._context.loop.remove_reader(reactor.fileno())
+            self._context.loop.remove_reader(reactor.changes())
             reactor.stop()
         if self._listener is not None:
             self._listener.close()
@@ -74,6 +76,16 @@ class TcpServer:
         if self._reactor is not None and self._context is not None:
             for kind, peer, number in self._reactor.events():
                 self._context.report(kind, {"peer": peer, "reason": _explain(kind, number)})
+
+    def _report_changes(self) -> None:
+        if self._reactor is not None and self._context is not None:
+            self._reactor.clear_changes()
+            self._context.changed()
+
+    def watch(self, slab: ServedSlab, mark: int) -> None:
+        """Let stores to the slab wake those who wait for a word of it."""
+        for handle in self._handles.get(slab.id, {}).values():
+            self._table.watch(handle, mark)
 
     def offer(self) -> Mapping[str, Any]:
         """Return the data port."""
