@@ -72,7 +72,7 @@ Url = Annotated[
         "--url",
         envvar="FARPOOL_URL",
         metavar="URL",
-        help="The pool: farpool://HOST:PORT or unix:///PATH. Default: the server on this host.",
+        help="The pool: farpool://HOST:PORT, farpools:// with TLS, or unix:///PATH. Default: this host's.",
     ),
 ]
 Tenant = Annotated[

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -76,7 +77,8 @@ VARIANTS = {
         Variant("cxl-simulated", "cxl", environment={"FARPOOL_CXL_COHERENCE": "simulated"}),
     )
 }
-OURS = ("cxl", *VARIANTS, "tcp", "stream")
+BUILT = tuple(name for name, each in VARIANTS.items() if not each.encrypted or find_spec("farpool.native.tls"))
+OURS = ("cxl", *BUILT, "tcp", "stream")
 
 
 def variant_of(name: str) -> Variant:

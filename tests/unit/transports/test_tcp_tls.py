@@ -47,7 +47,7 @@ async def port() -> AsyncIterator[tuple[int, Reports]]:
             encryptor=tls.TlsServer(own.certificate, own.key),
         )
     )
-    reactor = server._reactor
+    reactor = server._reactor  # pyright: ignore[reportPrivateUsage]  no session is needed to open a slot
     assert reactor is not None
     assert (reactor.admit(1, OPEN), reactor.admit(2, ENCRYPTED, True)) == (0, 1)
     assert server.offer()["tls"]
