@@ -14,6 +14,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, TypeVarTuple, Unpack
 
+from farpool.client.aio_draft import Draft, Reserving
+from farpool.client.aio_versions import AwaitableVersions
 from farpool.client.attachment import Attachment
 from farpool.client.deadlines import deadline_after, seconds_left
 from farpool.client.encryption import Tls
@@ -22,13 +24,14 @@ from farpool.client.session import Session
 from farpool.client.signatures import Batch, CompareSwap, FetchAdd, Load, Read, Store, Transfer
 from farpool.client.slab import DATA_METHODS, SlabHandle, keep_error
 from farpool.client.transports import AUTO, Selection
+from farpool.client.versions import VersionedRegion, Versions
 from farpool.client.waiting import Waiter, notify
-from farpool.protocol.errors import DeadlineExceeded, InvalidArgument
+from farpool.protocol.errors import DeadlineExceeded, InvalidArgument, StaleSlab
 from farpool.protocol.messages import ServerStat, SlabInfo
 from farpool.protocol.units import Lease
-from farpool.transports.contract import AwaitableRegion
+from farpool.transports.contract import AwaitableRegion, Region
 
-__all__ = ["Connecting", "Pool", "Slab", "connect"]
+__all__ = ["Connecting", "Draft", "Pool", "Slab", "connect"]
 
 Arguments = TypeVarTuple("Arguments")
 T = TypeVar("T")
@@ -125,9 +128,26 @@ class Pool(PoolHandle):
         made = await self._run(self._deadline(timeout), _abandon, self._allocate, nbytes, name, lease, atomics)
         return Slab(self, made)
 
-    async def open(self, slab: str | int, *, mode: str = "rw", timeout: float | None = None) -> Slab:
+    async def open(
+        self, slab: str | int, *, mode: str = "rw", exclusive: bool = False, timeout: float | None = None
+    ) -> Slab:
         """Attach a slab that exists; see :meth:`farpool.Pool.open`."""
-        return Slab(self, await self._run(self._deadline(timeout), _close, self._open, slab, mode))
+        return Slab(self, await self._run(self._deadline(timeout), _close, self._open, slab, mode, exclusive))
+
+    def reserve(
+        self, slab: Slab, *, copy: bool = False, checksum: bool = True, timeout: float | None = None
+    ) -> Reserving:
+        """Make a draft of *slab*: what :meth:`farpool.aio.Slab.reserve` does. If cancelled, no draft is left."""
+
+        async def reserve() -> Draft:
+            made = await self._run(self._deadline(timeout), _abandon, self._reserve, slab, copy)
+            return Draft(self, made, slab.info, checksum=checksum)
+
+        return Reserving(reserve)
+
+    async def commit(self, drafts: Iterable[Draft], *, timeout: float | None = None) -> None:
+        """Let drafts take the place of their slabs' bytes, all or none; see :meth:`farpool.Pool.commit`."""
+        await self._run(self._deadline(timeout), _keep, self.commit_drafts, list(drafts))
 
     async def allocate_many(
         self, sizes: Iterable[int | str], *, lease: Lease = "session", timeout: float | None = None
@@ -209,6 +229,15 @@ class Pool(PoolHandle):
         """Let whoever waits for a word look at it now."""
         await self._run(self._deadline(timeout), _keep, notify, attachment, offset)
 
+    async def renew(self, versions: Versions, seen: Attachment, error: StaleSlab, deadline: float) -> Attachment:
+        """Attach what has replaced the memory of a slab, in a thread."""
+        return await self._run(deadline, _keep, versions.renew, seen, error)
+
+    async def discard(self, draft: Draft) -> None:
+        """End a draft that was not committed."""
+        if self._ending is None and not self._session.closed and not draft.committed:
+            await self._run(self._deadline(None), _keep, draft.discard_now)
+
     def flush(self) -> None:
         """Tell the server in a thread what was let go."""
         if self._ending is None:
@@ -255,7 +284,7 @@ class Slab(SlabHandle):
 
     def __init__(self, pool: Pool, attachment: Attachment) -> None:
         super().__init__(pool, attachment)
-        self._twin = twin = pool.awaitable(attachment)
+        self._twin = twin = AwaitableVersions(pool, self.versions, attachment)
         self.read_into = twin.read_into
         self.read = twin.read
         self.write = twin.write
@@ -269,11 +298,19 @@ class Slab(SlabHandle):
     async def wait(self, offset: int, expected: int, timeout: float | None = None) -> int:
         """Wait until a word has changed; see :meth:`farpool.Slab.wait`."""
         deadline = deadline_after(timeout, self.attachment.ticket.timeout)
-        return await self._pool.wait(Waiter(self.attachment, offset, expected, deadline), deadline)
+        return await self._pool.wait(Waiter(self.attachment, self.versions, offset, expected, deadline), deadline)
 
     async def notify(self, offset: int, timeout: float | None = None) -> None:
         """Let whoever waits for a word look at it now; see :meth:`farpool.Slab.notify`."""
         await self._pool.notify(self.attachment, offset, timeout)
+
+    def _region(self) -> Region:
+        self.versions.current = self._attachment
+        return VersionedRegion(self.versions)
+
+    def reserve(self, *, copy: bool = False, checksum: bool = True, timeout: float | None = None) -> Reserving:
+        """Make a draft of the slab: ``await`` it, or use it in ``async with``; see :meth:`farpool.Slab.reserve`."""
+        return self._pool.reserve(self, copy=copy, checksum=checksum, timeout=timeout)
 
     async def free(self, *, timeout: float | None = None) -> None:
         """End the slab; see :meth:`farpool.Slab.free`."""
@@ -286,7 +323,10 @@ class Slab(SlabHandle):
         Raises:
             RegionInUse: arrays or views made from it are alive; delete them first.
         """
-        if self.attachment.let_go():
+        let_go = self.attachment.let_go()
+        exclusive = self.exclusive
+        self.versions.close_quietly()
+        if let_go or exclusive:
             self._pool.flush()
         return Closing(self._twin.close)
 

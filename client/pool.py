@@ -12,6 +12,7 @@ from farpool.client.attachment import Attachment, Attachments, client_context, p
 from farpool.client.credentials import find_credentials
 from farpool.client.deadlines import deadline_after, parse_timeout
 from farpool.client.dialing import find_address
+from farpool.client.draft import Draft, DraftHandle
 from farpool.client.encryption import Tls, find_tls
 from farpool.client.session import GOODBYE_SECONDS, Session
 from farpool.client.slab import Slab, SlabHandle, keep_error
@@ -98,16 +99,16 @@ class PoolHandle:
         )
         return self._attachments.allocate(request, deadline)
 
-    def _open(self, slab: str | int, mode: str, deadline: float) -> Attachment:
+    def _open(self, slab: str | int, mode: str, exclusive: bool, deadline: float) -> Attachment:
         wanted = parse_mode(mode)
         if isinstance(slab, str):
-            request = Open(name=validate_name(slab), mode=wanted, transport=self.transport)
+            request = Open(name=validate_name(slab), mode=wanted, transport=self.transport, exclusive=exclusive)
         elif isinstance(slab, bool) or not isinstance(slab, int):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidArgument(f"open takes a slab's name or id, not {slab!r}")
         elif not 0 < slab < MAX_SLAB_BYTES:
             raise InvalidArgument(f"a slab's id is a number over 0, not {slab}")
         else:
-            request = Open(id=slab, mode=wanted, transport=self.transport)
+            request = Open(id=slab, mode=wanted, transport=self.transport, exclusive=exclusive)
         return self._attachments.open(request, wanted, deadline)
 
     def _allocate_many(self, sizes: Iterable[int | str], lease: Lease, deadline: float) -> list[Attachment]:
@@ -118,10 +119,24 @@ class PoolHandle:
     def _free_many(self, slabs: Iterable[SlabHandle], deadline: float) -> None:
         self._attachments.free_many([_attachment_of(slab) for slab in slabs], deadline)
 
+    def _reserve(self, slab: SlabHandle, copy: bool, deadline: float) -> Attachment:
+        return self._attachments.reserve(slab.attachment, copy=copy, deadline=deadline)
+
+    def commit_drafts(self, drafts: Sequence[DraftHandle], deadline: float) -> list[SlabInfo]:
+        """Commit drafts of this session, all or none."""
+        for draft in drafts:
+            if not isinstance(draft, DraftHandle):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise InvalidArgument(f"commit takes drafts, not {shown(draft)}; slab.reserve() makes one")
+        committed = self._attachments.commit([(draft.attachment, draft.withdraw) for draft in drafts], deadline)
+        for draft in drafts:
+            draft.committed = True
+        return committed
+
     def _deadline(self, timeout: float | None) -> float:
         return deadline_after(timeout, self._timeout)
 
     def _stat(self, deadline: float) -> ServerStat:
+        self._attachments.sweep()
         return self._session.call(Stat(), ServerStat, deadline)
 
     def _slabs(self, deadline: float) -> list[SlabInfo]:
@@ -181,13 +196,28 @@ class Pool(PoolHandle):
         """
         return Slab(self, self._allocate(nbytes, name, lease, atomics, self._deadline(timeout)))
 
-    def open(self, slab: str | int, *, mode: str = "rw", timeout: float | None = None) -> Slab:
+    def open(self, slab: str | int, *, mode: str = "rw", exclusive: bool = False, timeout: float | None = None) -> Slab:
         """Attach a slab that exists, by name or id; *mode* ``"r"`` allows reading only.
+
+        With *exclusive* no other session can attach it until this handle is closed or this session ends. If a session
+        that has ended without a word may still have its memory mapped, the slab is first copied to other memory.
 
         Raises:
             SlabNotFound: there is none of that name or id.
+            SlabBusy: another session has it for itself, or has it attached and *exclusive* was asked for.
         """
-        return Slab(self, self._open(slab, mode, self._deadline(timeout)))
+        return Slab(self, self._open(slab, mode, exclusive, self._deadline(timeout)))
+
+    def reserve(self, slab: Slab, *, copy: bool = False, checksum: bool = True, timeout: float | None = None) -> Draft:
+        """Return a draft of *slab*: what :meth:`farpool.Slab.reserve` does."""
+        return Draft(self, self._reserve(slab, copy, self._deadline(timeout)), slab.info, checksum=checksum)
+
+    def commit(self, drafts: Iterable[Draft], *, timeout: float | None = None) -> None:
+        """Let drafts take the place of their slabs' bytes, all or none; see :meth:`farpool.Draft.commit`.
+
+        Whoever has read the new bytes of one of the slabs reads no old ones of another from then on.
+        """
+        self.commit_drafts(list(drafts), self._deadline(timeout))
 
     def allocate_many(
         self, sizes: Iterable[int | str], *, lease: Lease = "session", timeout: float | None = None

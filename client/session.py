@@ -172,8 +172,8 @@ class Session:
                 sent = True
                 return connection.finish(call, reply_type, deadline)
             except ServerLost as lost:
-                if sent and isinstance(request, Allocate):
-                    raise outcome_unknown(lost) from lost
+                if sent and request.once:
+                    raise outcome_unknown(lost, request) from lost
                 cause = lost
             except (SlabNotFound, StaleSlab):
                 if retries is None or not isinstance(request, Free):
@@ -328,8 +328,13 @@ def _reason(error: OSError) -> str:
     return error.strerror or str(error) or type(error).__name__
 
 
-def outcome_unknown(lost: ServerLost) -> ServerLost:
-    """Return the error of an allocation whose connection broke before its reply."""
+def outcome_unknown(lost: ServerLost, request: Request) -> ServerLost:
+    """Return the error of a request whose connection broke before its reply, and that is not sent twice."""
+    if not isinstance(request, Allocate):
+        return ServerLost(
+            f"the server was lost in the middle of {request.operation} ({lost.message}); whether that took effect is "
+            "unknown: a draft that was not committed ends with the session"
+        )
     return ServerLost(
         f"the server was lost while it allocated ({lost.message}); whether the slab was made is unknown: "
         "a session slab ends with the session, others are seen with pool.slabs()"

@@ -6,19 +6,23 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from math import prod
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, SupportsIndex, cast
 
 from farpool.client.attachment import Attachment
 from farpool.client.deadlines import deadline_after
 from farpool.client.signatures import Batch, CompareSwap, FetchAdd, Load, Read, Store, Sync, Transfer, View
+from farpool.client.versions import VersionedRegion, Versions
 from farpool.client.waiting import Waiter, notify
 from farpool.protocol.errors import InvalidArgument, OutOfBounds, RegionInUse
 from farpool.protocol.messages import SlabInfo
 from farpool.protocol.units import Lease, parse_size
-from farpool.transports.contract import Mode
+from farpool.transports.contract import Mode, Region
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
+
+    from farpool.client.draft import Draft
+    from farpool.transports.contract import Following
 
 __all__ = ["DATA_METHODS", "Slab", "SlabHandle", "keep_error"]
 
@@ -45,12 +49,21 @@ MAPPED_METHODS = {
 }
 
 
+class Reserver(Protocol):
+    """What a slab needs of its pool."""
+
+    def reserve(self, slab: Slab, *, copy: bool, checksum: bool, timeout: float | None) -> Draft:
+        """Make a draft of *slab*."""
+        ...
+
+
 class SlabHandle:
     """What a slab and its awaitable twin have in common: the facts, and the memory where it can be shown."""
 
     __slots__ = {
+        "_attachment": "What was attached first.",
         "_pool": "A slab keeps its pool open.",
-        "attachment": "The client's own record of what is attached; not for applications.",
+        "versions": "The memory that the slab has had since; not for applications.",
         **MAPPED_METHODS,
     }
 
@@ -62,10 +75,27 @@ class SlabHandle:
 
     def __init__(self, pool: object, attachment: Attachment) -> None:
         self._pool = pool
-        self.attachment = attachment
-        self.flush = attachment.region.flush
-        self.invalidate = attachment.region.invalidate
-        self.view = attachment.region.view
+        self._attachment = attachment
+        self.versions = Versions(attachment.owner, attachment.info, attachment.mode)
+        self.versions.exclusive = attachment.exclusive
+        region = self._region()
+        self.flush = region.flush
+        self.invalidate = region.invalidate
+        self.view = region.view
+
+    def _region(self) -> Region:
+        """Return what the methods are taken from: the transport's own region, if nothing must stand before it."""
+        return self._attachment.region
+
+    @property
+    def attachment(self) -> Attachment:
+        """The client's own record of what is attached now; not for applications."""
+        return self.versions.current or self._attachment
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether this session alone may have the slab attached, by this handle."""
+        return self.versions.exclusive > 0
 
     @property
     def id(self) -> int:
@@ -74,7 +104,7 @@ class SlabHandle:
 
     @property
     def generation(self) -> int:
-        """Number of this life of the slab; another one is another slab."""
+        """Number of this life of the slab, which commits leave as it is; another one is another slab."""
         return self.attachment.info.generation
 
     @property
@@ -182,9 +212,11 @@ class Slab(SlabHandle):
     fetch_add: FetchAdd[int]
     compare_swap: CompareSwap[int]
 
-    def __init__(self, pool: object, attachment: Attachment) -> None:
+    _pool: Reserver
+
+    def __init__(self, pool: Reserver, attachment: Attachment) -> None:
         super().__init__(pool, attachment)
-        region = attachment.region
+        region = self._region()
         self.read_into = region.read_into
         self.read = region.read
         self.write = region.write
@@ -205,11 +237,35 @@ class Slab(SlabHandle):
             StaleSlab: the slab ended meanwhile.
             DeadlineExceeded: the word has not changed in time.
         """
-        return Waiter(self.attachment, offset, expected, deadline_after(timeout, self.attachment.ticket.timeout)).wait()
+        deadline = deadline_after(timeout, self.attachment.ticket.timeout)
+        return Waiter(self.attachment, self.versions, offset, expected, deadline).wait()
 
     def notify(self, offset: int, timeout: float | None = None) -> None:
         """Let whoever waits for the aligned word at *offset* look at it now; for stores through a view."""
         notify(self.attachment, offset, deadline_after(timeout, self.attachment.ticket.timeout))
+
+    def _region(self) -> Region:
+        attachment, versions = self._attachment, self.versions
+        if attachment.info.commits or not hasattr(attachment.region, "follow"):
+            versions.current = attachment
+            return VersionedRegion(versions)
+        cast("Following", attachment.region).follow = versions.follow
+        return attachment.region
+
+    def reserve(self, *, copy: bool = False, checksum: bool = True, timeout: float | None = None) -> Draft:
+        """Return a draft: memory of the same size for the slab's next version, zeroes or with *copy* its bytes of now.
+
+        Readers see nothing of it before :meth:`farpool.Draft.commit`, and all of it after that. From the first commit
+        on the slab changes by commits alone: its ordinary writes raise ``ReadOnly``. With *checksum* each block's
+        crc32c is kept, and readers verify what they read.
+
+        Raises:
+            ReadOnly: this handle is for reading only.
+            SlabBusy: another session has the slab for itself.
+            PoolFull: there is no room for a second copy.
+            StaleSlab: the slab has ended.
+        """
+        return self._pool.reserve(self, copy=copy, checksum=checksum, timeout=timeout)
 
     def free(self, *, timeout: float | None = None) -> None:
         """End the slab: its bytes are gone, and every handle of it raises ``StaleSlab``.
@@ -227,7 +283,8 @@ class Slab(SlabHandle):
         Raises:
             RegionInUse: arrays or views made from it are alive; delete them first.
         """
-        self.attachment.close()
+        self._attachment.close()
+        self.versions.close()
 
     def __enter__(self) -> Self:
         return self

@@ -11,7 +11,8 @@ from time import monotonic, sleep
 from typing import Final, Protocol, cast
 
 from farpool.client.attachment import Attachment
-from farpool.protocol.errors import DeadlineExceeded, FarpoolError, InvalidArgument
+from farpool.client.versions import Versions
+from farpool.protocol.errors import DeadlineExceeded, FarpoolError, InvalidArgument, StaleSlab
 from farpool.protocol.message_base import Done
 from farpool.protocol.waiting_messages import LONGEST_WAIT, Notify, Wait, Watch, Word
 
@@ -43,10 +44,13 @@ class _Parking(Protocol):
 class Waiter:
     """One wait for the word at *offset* to be something else than *expected*, until *deadline*."""
 
-    def __init__(self, attachment: Attachment, offset: int, expected: int, deadline: float) -> None:
+    def __init__(
+        self, attachment: Attachment, versions: Versions, offset: int, expected: int, deadline: float
+    ) -> None:
         if not 0 <= expected < 1 << 64:
             raise InvalidArgument(f"a word is an unsigned 64-bit number, not {expected}")
         self._attachment = attachment
+        self._versions = versions
         self._offset = offset
         self._expected = expected
         self._deadline = deadline
@@ -62,7 +66,11 @@ class Waiter:
         """Wait for at most a second; return the word if it has changed. Raises ``DeadlineExceeded``."""
         self._attachment.session.check()
         region = _parking(self._attachment)
-        value = self._look_from_afar() if region is None else self._look_at(region)
+        try:
+            value = self._look_from_afar() if region is None else self._look_at(region)
+        except StaleSlab as error:
+            self._attachment = self._versions.renew(self._attachment, error, self._deadline)
+            return None
         if value != self._expected:
             return value
         if self._left():
@@ -84,7 +92,7 @@ class Waiter:
 
     def _ask_to_be_woken(self) -> None:
         session = self._attachment.session
-        slab_id, generation = self._attachment.key
+        slab_id, generation = self._attachment.info.id, self._attachment.info.generation
         if monotonic() < self._alone_until or not session.is_connected():
             return
         self._alone_until = monotonic() + ASK_AGAIN_SECONDS
@@ -102,7 +110,7 @@ class Waiter:
         if seconds <= 0:  # the answer would come too late
             sleep(min(self._left(), LONGEST_PAUSE))
             return value
-        slab_id, generation = attachment.key
+        slab_id, generation = attachment.info.id, attachment.info.generation
         request = Wait(id=slab_id, generation=generation, offset=self._offset, expected=self._expected, seconds=seconds)
         return attachment.session.call(request, Word, self._deadline).value
 
@@ -114,7 +122,7 @@ def notify(attachment: Attachment, offset: int, deadline: float) -> None:
     if region is not None:
         region.notify(offset)
         return
-    slab_id, generation = attachment.key
+    slab_id, generation = attachment.info.id, attachment.info.generation
     attachment.session.call(Notify(id=slab_id, generation=generation, offset=offset), Done, deadline)
 
 

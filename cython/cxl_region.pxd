@@ -22,10 +22,12 @@ cdef class CxlRegion:
     cdef Mapping mapping
     cdef Mapping generations
     cdef object on_close
+    cdef public object follow           # StaleSlab -> the region of the memory that has replaced ours, or None
     cdef object __weakref__
 
     cdef int check(self, Py_ssize_t offset, Py_ssize_t nbytes) except -1
     cdef int check_generation(self) except -1
+    cdef int check_written(self) except -1
     cdef void settle(self) noexcept nogil
     cdef void observe(self, const uint8_t *at, Py_ssize_t nbytes) noexcept nogil
     cdef void observe_edges(self, const uint8_t *at, Py_ssize_t nbytes) noexcept nogil

@@ -1,9 +1,11 @@
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from typing_extensions import Buffer
 
 from farpool.native.line_model import LineModel
 from farpool.native.mapping import Mapping
+from farpool.protocol.errors import StaleSlab
 
 class CxlRegion:
     def __init__(
@@ -25,6 +27,9 @@ class CxlRegion:
     def nbytes(self) -> int: ...
     @property
     def writable(self) -> bool: ...
+    follow: Callable[[StaleSlab], Any] | None
+    """Called with the ``StaleSlab`` that an operation is about to raise: returns the region of the memory that has
+    replaced this one, which does it instead, or raises."""
     def read_into(self, buffer: Buffer, offset: int = 0, timeout: float | None = None) -> int: ...
     def read(self, nbytes: int, offset: int = 0, timeout: float | None = None) -> bytes: ...
     def write(self, buffer: Buffer, offset: int = 0, timeout: float | None = None) -> int: ...

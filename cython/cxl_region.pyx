@@ -31,7 +31,9 @@ from farpool.native.checks cimport (
     raise_out_of_bounds,
     raise_read_only,
     raise_stale,
+    raise_stale_after,
     raise_wrong_domain,
+    successor,
 )
 from farpool.native.clock cimport now_ns, to_ns
 from farpool.native.fork cimport forks
@@ -51,7 +53,7 @@ from farpool.native.watched_word cimport wake_waiters
 
 from farpool.native import cache_lines
 
-from farpool.protocol.errors import InvalidArgument, RegionInUse
+from farpool.protocol.errors import InvalidArgument, RegionInUse, StaleSlab
 
 cdef enum:
     FIRST_PAUSE_NS = 20000      # of a waiter between two looks; twice as long each time
@@ -122,6 +124,15 @@ cdef class CxlRegion:
         if load_word(self.generation_word) != self.generation:
             return raise_stale(self.label)
         return 0
+
+    cdef inline int check_written(self) except -1:
+        """Raise ``StaleSlab`` for a store that may have come too late; it must not be made again elsewhere."""
+        if load_word(self.generation_word) == self.generation and not self.incoherent:
+            return 0
+        try:
+            return self.check_generation()
+        except StaleSlab:
+            return raise_stale_after(self.label)
 
     # Bytes and the caches in front of them -----------------------------------------------------------
 
@@ -200,19 +211,26 @@ cdef class CxlRegion:
             self.copy_out(<uint8_t *> view.buf, self.base + start, view.len)
             self.check_generation()
             return view.len
+        except StaleSlab as error:
+            stale = error
         finally:
             PyBuffer_Release(&view)
+        return successor(self.follow, stale).read_into(buffer, start, timeout)
 
     def read(self, nbytes, offset=0, timeout=None):
         """Return new bytes from the slab."""
         check_timeout(timeout)
         cdef Py_ssize_t start = as_offset(offset), length = as_offset(nbytes)
         cdef bytes result
-        self.check(start, length)
-        result = PyBytes_FromStringAndSize(NULL, length)
-        self.copy_out(<uint8_t *> PyBytes_AS_STRING(result), self.base + start, length)
-        self.check_generation()
-        return result
+        try:
+            self.check(start, length)
+            result = PyBytes_FromStringAndSize(NULL, length)
+            self.copy_out(<uint8_t *> PyBytes_AS_STRING(result), self.base + start, length)
+            self.check_generation()
+            return result
+        except StaleSlab as error:
+            stale = error
+        return successor(self.follow, stale).read(length, start, timeout)
 
     def write(self, buffer, offset=0, timeout=None):
         """Copy *buffer* into the slab and return the bytes written."""
@@ -226,20 +244,33 @@ cdef class CxlRegion:
                 raise_read_only(self.label)
             self.copy_in(self.base + start, <uint8_t *> view.buf, view.len)
             self.wake(start, view.len)
-            self.check_generation()
+            self.check_written()
             return view.len
+        except StaleSlab as error:
+            stale = error
         finally:
             PyBuffer_Release(&view)
+        return successor(self.follow, stale).write(buffer, start, timeout)
 
     def readv(self, parts, timeout=None):
         """Fill many buffers in one batch; every range is checked before a byte moves. Return the bytes read."""
         check_timeout(timeout)
-        return self.move(list(parts), False)
+        cdef list listed = list(parts)
+        try:
+            return self.move(listed, False)
+        except StaleSlab as error:
+            stale = error
+        return successor(self.follow, stale).readv(listed, timeout)
 
     def writev(self, parts, timeout=None):
         """Write many buffers in one batch; every range is checked before a byte moves. Return the bytes written."""
         check_timeout(timeout)
-        return self.move(list(parts), True)
+        cdef list listed = list(parts)
+        try:
+            return self.move(listed, True)
+        except StaleSlab as error:
+            stale = error
+        return successor(self.follow, stale).writev(listed, timeout)
 
     cdef object move(self, object parts, bint writes):
         cdef Py_ssize_t count = len(parts), held = 0, i, total = 0
@@ -271,7 +302,10 @@ cdef class CxlRegion:
                     self.copy_out(<uint8_t *> views[i].buf, base + starts[i], views[i].len)
                 total += views[i].len
             self.busy -= 1
-            self.check_generation()
+            if writes:
+                self.check_written()
+            else:
+                self.check_generation()
             return total
         finally:
             for i in range(held):
@@ -309,40 +343,61 @@ cdef class CxlRegion:
             else:
                 self.publish(self.base + start, 8)
         self.wake(start, 8)
-        return self.check_generation()
+        return self.check_written()
 
     def load(self, offset, timeout=None):
         """Return the aligned unsigned 8-byte little-endian word at *offset*."""
         check_timeout(timeout)
-        cdef uint64_t value = load_word(self.word(offset, False))
-        self.check_generation()
-        return value
+        cdef uint64_t value
+        try:
+            value = load_word(self.word(offset, False))
+            self.check_generation()
+            return value
+        except StaleSlab as error:
+            stale = error
+        return successor(self.follow, stale).load(offset, timeout)
 
     def store(self, offset, value, timeout=None):
         """Set the aligned word at *offset*; other readers see the old or the new value, never a mix."""
         check_timeout(timeout)
         cdef uint64_t new = as_word(value)
-        cdef uint64_t *word = self.word(offset, True)
-        store_word(word, new)
-        self.stored(<uint8_t *> word - self.base, False)
+        cdef uint64_t *word
+        try:
+            word = self.word(offset, True)
+            store_word(word, new)
+            self.stored(<uint8_t *> word - self.base, False)
+            return
+        except StaleSlab as error:
+            stale = error
+        successor(self.follow, stale).store(offset, value, timeout)
 
     def fetch_add(self, offset, value, timeout=None):
         """Add *value* (modulo 2**64) to the aligned word at *offset* atomically; return the old value."""
         check_timeout(timeout)
-        cdef uint64_t addend = as_addend(value)
-        cdef uint64_t *word = self.atomic_word(offset)
-        cdef uint64_t old = fetch_add_word(word, addend)
-        self.stored(self.offset_of(word), True)
-        return old
+        cdef uint64_t addend = as_addend(value), old
+        cdef uint64_t *word
+        try:
+            word = self.atomic_word(offset)
+            old = fetch_add_word(word, addend)
+            self.stored(self.offset_of(word), True)
+            return old
+        except StaleSlab as error:
+            stale = error
+        return successor(self.follow, stale).fetch_add(offset, value, timeout)
 
     def compare_swap(self, offset, expected, new, timeout=None):
         """Set the aligned word at *offset* to *new* if it is *expected*, atomically; return the old value."""
         check_timeout(timeout)
-        cdef uint64_t before = as_word(expected), after = as_word(new)
-        cdef uint64_t *word = self.atomic_word(offset)
-        cdef uint64_t old = compare_swap_word(word, before, after)
-        self.stored(self.offset_of(word), True)
-        return old
+        cdef uint64_t before = as_word(expected), after = as_word(new), old
+        cdef uint64_t *word
+        try:
+            word = self.atomic_word(offset)
+            old = compare_swap_word(word, before, after)
+            self.stored(self.offset_of(word), True)
+            return old
+        except StaleSlab as error:
+            stale = error
+        return successor(self.follow, stale).compare_swap(offset, expected, new, timeout)
 
     cdef inline Py_ssize_t offset_of(self, uint64_t *word) noexcept nogil:
         return <uint8_t *> word - (self.base if self.model is None else self.mapping.base)
@@ -389,15 +444,27 @@ cdef class CxlRegion:
 
     def flush(self, offset=0, nbytes=None):
         """Make our stores through views visible to other hosts; nothing to do where the memory is coherent."""
-        start, length = self.check_span(offset, nbytes)
-        if self.incoherent:
-            self.sweep(start, length, True)
+        try:
+            start, length = self.check_span(offset, nbytes)
+        except StaleSlab as error:
+            stale = error
+        else:
+            if self.incoherent:
+                self.sweep(start, length, True)
+            return
+        successor(self.follow, stale).flush(offset, nbytes)
 
     def invalidate(self, offset=0, nbytes=None):
         """Make other hosts' stores visible to our views; nothing to do where the memory is coherent."""
-        start, length = self.check_span(offset, nbytes)
-        if self.incoherent:
-            self.sweep(start, length, False)
+        try:
+            start, length = self.check_span(offset, nbytes)
+        except StaleSlab as error:
+            stale = error
+        else:
+            if self.incoherent:
+                self.sweep(start, length, False)
+            return
+        successor(self.follow, stale).invalidate(offset, nbytes)
 
     cdef int sweep(self, Py_ssize_t start, Py_ssize_t nbytes, bint ours) except -1:
         cdef uint8_t *at = self.base + start
@@ -423,9 +490,14 @@ cdef class CxlRegion:
         memory that belongs to nobody any more. Where hosts are not coherent it begins with what the memory holds; from
         then on ``invalidate`` shows what others stored, and ``flush`` shows them what was stored here.
         """
-        self.invalidate(offset, nbytes)
-        start, length = self.check_span(offset, nbytes)
-        return PyMemoryView_FromObject(self)[start:start + length]
+        try:
+            start, length = self.check_span(offset, nbytes)
+            if self.incoherent:
+                self.sweep(start, length, False)
+            return PyMemoryView_FromObject(self)[start:start + length]
+        except StaleSlab as error:
+            stale = error
+        return successor(self.follow, stale).view(offset, nbytes)
 
     def __getbuffer__(self, Py_buffer *view, int flags):
         self.check(0, 0)

@@ -20,6 +20,7 @@ class Reserve(Request, frozen=True, kw_only=True):
 
     operation: ClassVar[str] = "reserve"
     reply: ClassVar[type[Reply]] = Attached
+    once: ClassVar[bool] = True
     id: int
     generation: int
     transport: str
@@ -52,4 +53,5 @@ class Commit(Request, frozen=True, kw_only=True):
 
     operation: ClassVar[str] = "commit"
     reply: ClassVar[type[Reply]] = Committed
+    once: ClassVar[bool] = True
     drafts: list[DraftEnd]

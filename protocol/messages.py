@@ -206,6 +206,7 @@ class Allocate(Request, frozen=True, kw_only=True):
 
     operation: ClassVar[str] = "allocate"
     reply: ClassVar[type[Reply]] = Attached
+    once: ClassVar[bool] = True
     nbytes: int
     name: str | None = None
     lease: str | float = "session"
@@ -270,6 +271,8 @@ class Free(Request, frozen=True, kw_only=True):
     generation: int
     detached: str = ""
     """The transport over which the client has let go of it, as ``detach`` would say; empty if it has not."""
+    memory: int = 0
+    """Generation of the memory that it has let go of; 0 for what the slab has now."""
 
 
 class Listing(Request, frozen=True, kw_only=True):
@@ -317,7 +320,7 @@ OPERATIONS: Final[dict[str, type[Request]]] = {
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that the server tells unasked: ``kind`` is revoked, expired or draining."""
+    """Something that the server tells unasked: ``kind`` is revoked, expired, replaced or draining."""
 
     kind: str
     fields: dict[str, Any] = {}

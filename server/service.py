@@ -343,8 +343,9 @@ class PoolService:
 
     def _free(self, session: Session, request: Free) -> Done | Awaitable[Done]:
         slab = self.life.slabs.get_life(session.tenant, request.id, request.generation)
-        if request.detached:
-            self.life.let_go(slab, session.id, request.detached)
+        held = self.life.slabs.get_held(slab.id, request.memory or slab.generation)
+        if request.detached and held is not None:
+            self.life.let_go(held, session.id, request.detached)
         removal = self.life.end_slab(slab, REVOKED, by=session)
         return Done() if removal is None else _done_after(removal)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from farpool.protocol.errors import TransportUnavailable
+from farpool.protocol.errors import StaleSlab, TransportUnavailable
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -28,6 +28,7 @@ __all__ = [
     "AwaitableRegion",
     "ClientContext",
     "ClientTransport",
+    "Following",
     "Mode",
     "Probe",
     "Region",
@@ -56,7 +57,10 @@ class ServedSlab(Protocol):
 
     @property
     def generation(self) -> int:
-        """Number of this life of the slab, never used twice in one arena; 0 is no generation."""
+        """Number of the memory that the slab has now, never used twice in one arena; 0 is no generation.
+
+        A commit gives the slab other memory: what was published of it is revoked before, and published anew after.
+        """
         ...
 
     @property
@@ -317,6 +321,17 @@ class Region(Protocol):
     def close(self) -> None:
         """Let go of the slab; ``RegionInUse`` while views live. Idempotent; later operations raise ``StaleSlab``."""
         ...
+
+
+class Following(Protocol):
+    """A region that can be told what to do when its slab's memory was replaced, by a commit or a move.
+
+    Between one that cannot and its callers the client puts a few lines of Python that do the same.
+    """
+
+    follow: Callable[[StaleSlab], Region] | None
+    """Called with the ``StaleSlab`` that an operation is about to raise, a write's unless a byte of it may have been
+    stored (``details["begun"]``): returns the region that does the whole operation instead, or raises."""
 
 
 class AwaitableRegion(Protocol):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
     from typing_extensions import Buffer
 
-__all__ = ["AnyPool", "AnySlab", "AwaitedPool", "AwaitedSlab"]
+__all__ = ["AnyDraft", "AnyPool", "AnySlab", "AwaitedDraft", "AwaitedPool", "AwaitedSlab"]
 
 T = TypeVar("T")
 
@@ -57,6 +57,23 @@ class AnySlab(Protocol):
     def array(self, dtype: DTypeLike, shape: int | tuple[int, ...], offset: int = 0) -> NDArray[Any]: ...
     def free(self, *, timeout: float | None = None) -> None: ...
     def close(self) -> None: ...
+    def reserve(self, *, copy: bool = False, checksum: bool = True, timeout: float | None = None) -> AnyDraft: ...
+    @property
+    def info(self) -> SlabInfo: ...
+    @property
+    def exclusive(self) -> bool: ...
+
+
+class AnyDraft(Protocol):
+    """What every draft can do beside what its region can."""
+
+    def read(self, nbytes: int, offset: int = 0, timeout: float | None = None) -> bytes: ...
+    def write(self, buffer: Buffer, offset: int = 0, timeout: float | None = None) -> int: ...
+    def writev(self, parts: Iterable[tuple[int, Buffer]], timeout: float | None = None) -> int: ...
+    def store(self, offset: int, value: int, timeout: float | None = None) -> None: ...
+    def view(self, offset: int = 0, nbytes: int | None = None) -> memoryview: ...
+    def commit(self, *, timeout: float | None = None) -> None: ...
+    def close(self) -> None: ...
 
 
 class AnyPool(Protocol):
@@ -73,9 +90,12 @@ class AnyPool(Protocol):
     def allocate(
         self, nbytes: int | str, *, name: str | None = None, lease: Lease = "session", timeout: float | None = None
     ) -> AnySlab: ...
-    def open(self, slab: str | int, *, mode: str = "rw", timeout: float | None = None) -> AnySlab: ...
+    def open(
+        self, slab: str | int, *, mode: str = "rw", exclusive: bool = False, timeout: float | None = None
+    ) -> AnySlab: ...
     def stat(self, *, timeout: float | None = None) -> ServerStat: ...
     def slabs(self, *, timeout: float | None = None) -> list[SlabInfo]: ...
+    def commit(self, drafts: Iterable[Any], *, timeout: float | None = None) -> None: ...
     def close(self) -> None: ...
 
 
@@ -118,8 +138,15 @@ class AwaitedPool:
         pool = self._pool
         return AwaitedSlab(self, self.wait(lambda: pool.allocate(nbytes, name=name, lease=lease, timeout=timeout)))
 
-    def open(self, slab: str | int, *, mode: str = "rw", timeout: float | None = None) -> AwaitedSlab:
-        return AwaitedSlab(self, self.wait(lambda: self._pool.open(slab, mode=mode, timeout=timeout)))
+    def open(
+        self, slab: str | int, *, mode: str = "rw", exclusive: bool = False, timeout: float | None = None
+    ) -> AwaitedSlab:
+        pool = self._pool
+        return AwaitedSlab(self, self.wait(lambda: pool.open(slab, mode=mode, exclusive=exclusive, timeout=timeout)))
+
+    def commit(self, drafts: Iterable[AnyDraft], *, timeout: float | None = None) -> None:
+        awaited = [draft.draft for draft in drafts if isinstance(draft, AwaitedDraft)]
+        self.wait(lambda: self._pool.commit(awaited, timeout=timeout))
 
     def stat(self, *, timeout: float | None = None) -> ServerStat:
         return self.wait(lambda: self._pool.stat(timeout=timeout))
@@ -140,6 +167,7 @@ class AwaitedSlab:
     """A :class:`farpool.aio.Slab` whose calls are awaited at once."""
 
     def __init__(self, pool: AwaitedPool, slab: farpool.aio.Slab) -> None:
+        self._pool = pool
         self._wait = pool.wait
         self._slab = slab
         self.flush = slab.flush
@@ -213,3 +241,43 @@ class AwaitedSlab:
 
     def close(self) -> None:
         self._wait(self._slab.close)
+
+    def reserve(self, *, copy: bool = False, checksum: bool = True, timeout: float | None = None) -> AwaitedDraft:
+        slab = self._slab
+        draft = self._wait(lambda: slab.reserve(copy=copy, checksum=checksum, timeout=timeout))
+        return AwaitedDraft(self._pool, draft)
+
+    @property
+    def info(self) -> SlabInfo:
+        return self._slab.info
+
+    @property
+    def exclusive(self) -> bool:
+        return self._slab.exclusive
+
+
+class AwaitedDraft:
+    """A :class:`farpool.aio.Draft` whose calls are awaited at once."""
+
+    def __init__(self, pool: AwaitedPool, draft: farpool.aio.Draft) -> None:
+        self._wait = pool.wait
+        self.draft = draft
+        self.view = draft.view
+
+    def read(self, nbytes: int, offset: int = 0, timeout: float | None = None) -> bytes:
+        return self._wait(lambda: self.draft.read(nbytes, offset, timeout))
+
+    def write(self, buffer: Buffer, offset: int = 0, timeout: float | None = None) -> int:
+        return self._wait(lambda: self.draft.write(buffer, offset, timeout))
+
+    def writev(self, parts: Iterable[tuple[int, Buffer]], timeout: float | None = None) -> int:
+        return self._wait(lambda: self.draft.writev(parts, timeout))
+
+    def store(self, offset: int, value: int, timeout: float | None = None) -> None:
+        self._wait(lambda: self.draft.store(offset, value, timeout))
+
+    def commit(self, *, timeout: float | None = None) -> None:
+        self._wait(lambda: self.draft.commit(timeout=timeout))
+
+    def close(self) -> None:
+        self._wait(self.draft.close)
