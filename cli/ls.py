@@ -23,10 +23,14 @@ def ls(url: Url = None, tenant: Tenant = None, as_json: AsJson = False, timeout:
             for info in pool.slabs():
                 print_struct(info)
             return
-        table = rows_table("id", "name", "size", "lease", "state", "attached", right=("id", "size", "attached"))
-        for info in pool.slabs():
+        found = pool.slabs()
+        granted = any(info.tenant != pool.tenant for info in found)
+        columns = ("id", "name", *(["tenant"] if granted else []), "size", "lease", "state", "attached")
+        table = rows_table(*columns, right=("id", "size", "attached"))
+        for info in found:
+            owner = [info.tenant] if granted else []
             size, name = format_bytes(info.nbytes), one_line(info.name or "-")
-            table.add_row(str(info.id), name, size, _lease(info), info.state, str(info.attached))
+            table.add_row(str(info.id), name, *owner, size, _lease(info), info.state, str(info.attached))
         console().print(table if table.row_count else "no slabs")
 
 

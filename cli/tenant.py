@@ -13,11 +13,11 @@ import typer
 
 from farpool.cli.options import AsJson, Timeout, Url
 from farpool.cli.output import print_record, print_struct, warn
+from farpool.cli.quota import usage_of
 from farpool.cli.screens import console, rows_table
 from farpool.client.administration import Administration, new_token
 from farpool.protocol.credentials import format_token
 from farpool.protocol.errors import InvalidArgument
-from farpool.protocol.units import format_bytes
 
 if TYPE_CHECKING:
     from farpool.protocol.tenant_messages import TenantInfo
@@ -102,9 +102,10 @@ def list_(url: Url = None, as_json: AsJson = False, timeout: Timeout = 10.0) -> 
         for info in tenants:
             print_struct(info)
         return
-    table = rows_table("tenant", "known by", "sessions", "slabs", "bytes", right=("sessions", "slabs", "bytes"))
+    columns = ("bytes", "slabs", "sessions", "requests/s")
+    table = rows_table("tenant", "known by", *columns, right=columns)
     for info in tenants:
-        table.add_row(info.name, _known_by(info), str(info.sessions), str(info.slabs), format_bytes(info.nbytes))
+        table.add_row(info.name, _known_by(info), *usage_of(info))
     console().print(table)
 
 

@@ -12,6 +12,7 @@ from farpool.client.dialing import find_address
 from farpool.client.session import Session
 from farpool.protocol.credentials import TOKEN_BYTES, verifier_of
 from farpool.protocol.message_base import Done, Reply, Request
+from farpool.protocol.quota_messages import TenantLimit
 from farpool.protocol.tenant_messages import (
     TenantAdd,
     TenantInfo,
@@ -73,6 +74,11 @@ class Administration:
     def remove_tenant(self, name: str, *, force: bool = False) -> None:
         """Remove a tenant; with *force* its sessions and slabs too."""
         self.ask(TenantRemove(tenant=name, force=force), Done)
+
+    def limit(self, request: TenantLimit) -> None:
+        """Change a tenant's quota."""
+        validate_tenant(request.tenant)
+        self.ask(request, Done)
 
     def tenants(self) -> list[TenantInfo]:
         """Return what is known of every tenant, in the order of their names."""

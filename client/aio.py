@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, TypeVarTuple, Unpack
 
+from farpool.client import grants
 from farpool.client.aio_draft import Draft, Reserving
 from farpool.client.aio_versions import AwaitableVersions
 from farpool.client.attachment import Attachment
@@ -27,6 +28,7 @@ from farpool.client.transports import AUTO, Selection
 from farpool.client.versions import VersionedRegion, Versions
 from farpool.client.waiting import Waiter, notify
 from farpool.protocol.errors import DeadlineExceeded, InvalidArgument, StaleSlab
+from farpool.protocol.grant_messages import GrantInfo
 from farpool.protocol.messages import ServerStat, SlabInfo
 from farpool.protocol.units import Lease
 from farpool.transports.contract import AwaitableRegion, Region
@@ -129,10 +131,17 @@ class Pool(PoolHandle):
         return Slab(self, made)
 
     async def open(
-        self, slab: str | int, *, mode: str = "rw", exclusive: bool = False, timeout: float | None = None
+        self,
+        slab: str | int,
+        *,
+        mode: str = "rw",
+        exclusive: bool = False,
+        tenant: str | None = None,
+        timeout: float | None = None,
     ) -> Slab:
         """Attach a slab that exists; see :meth:`farpool.Pool.open`."""
-        return Slab(self, await self._run(self._deadline(timeout), _close, self._open, slab, mode, exclusive))
+        opened = await self._run(self._deadline(timeout), _close, self._open, slab, mode, exclusive, tenant)
+        return Slab(self, opened)
 
     def reserve(
         self, slab: Slab, *, copy: bool = False, checksum: bool = True, timeout: float | None = None
@@ -214,6 +223,12 @@ class Pool(PoolHandle):
     async def free(self, attachment: Attachment, timeout: float | None) -> None:
         """Free one slab."""
         await self._run(self._deadline(timeout), _keep, attachment.free)
+
+    async def ask(
+        self, question: Callable[[Unpack[Arguments], float], T], *arguments: *Arguments, timeout: float | None
+    ) -> T:
+        """Ask the server about one slab."""
+        return await self._run(self._deadline(timeout), _keep, question, *arguments)
 
     async def wait(self, waiter: Waiter, deadline: float) -> int:
         """Wait for a word, a second of a thread at a time, so that waits take turns where there are many."""
@@ -316,6 +331,20 @@ class Slab(SlabHandle):
         """End the slab; see :meth:`farpool.Slab.free`."""
         await self._pool.free(self.attachment, timeout)
         await self._twin.close()
+
+    async def grant(
+        self, tenant: str, *, mode: str = "r", expires: float | None = None, timeout: float | None = None
+    ) -> None:
+        """Let another tenant attach the slab; see :meth:`farpool.Slab.grant`."""
+        await self._pool.ask(grants.grant, self.attachment, tenant, mode, expires, timeout=timeout)
+
+    async def revoke(self, tenant: str, *, timeout: float | None = None) -> None:
+        """Take the slab from another tenant; see :meth:`farpool.Slab.revoke`."""
+        await self._pool.ask(grants.revoke, self.attachment, tenant, timeout=timeout)
+
+    async def grants(self, *, timeout: float | None = None) -> Sequence[GrantInfo]:
+        """Return the slab's grants; see :meth:`farpool.Slab.grants`."""
+        return await self._pool.ask(grants.list_grants, self.attachment, timeout=timeout)
 
     def close(self) -> Closing:
         """Let go of the slab without freeing it. Idempotent; done even if the result is never awaited.

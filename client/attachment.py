@@ -21,7 +21,15 @@ from farpool.client.pipeline import Pipeline
 from farpool.client.session import Session
 from farpool.client.verified import Checksums
 from farpool.protocol.addresses import fill_host
-from farpool.protocol.errors import FarpoolError, InvalidArgument, ReadOnly, RegionInUse, ServerLost, StaleSlab
+from farpool.protocol.errors import (
+    FarpoolError,
+    InvalidArgument,
+    PermissionDenied,
+    ReadOnly,
+    RegionInUse,
+    ServerLost,
+    StaleSlab,
+)
 from farpool.protocol.messages import (
     Allocate,
     Attach,
@@ -362,6 +370,11 @@ class Attachments:
 
     def _free_request_of(self, attachment: Attachment) -> Free:
         """Let go of *attachment*, and return the request that says both: one message instead of two."""
+        if attachment.info.tenant != self.session.welcome.tenant:
+            raise PermissionDenied(
+                f'slab {attachment.ticket.label} is the tenant "{attachment.info.tenant}"\'s, which alone may free it; '
+                "close it to let it go"
+            )
         if attachment.mode == "r":
             raise ReadOnly(f'slab {attachment.ticket.label} was opened in mode "r"; open it in mode "rw" to free it')
         detached = self.transport if attachment.withdraw() else ""
@@ -377,7 +390,7 @@ class Attachments:
         for attachment in attachments:
             try:
                 requests.append(self._free_request_of(attachment))
-            except (ReadOnly, RegionInUse) as error:
+            except (PermissionDenied, ReadOnly, RegionInUse) as error:
                 errors.append(error)
         replies = Pipeline(self.session, requests, Done, deadline).run()
         for request, reply in zip(requests, replies, strict=True):

@@ -19,7 +19,16 @@ from farpool.client.slab import Slab, SlabHandle, keep_error
 from farpool.client.transports import AUTO, Selection, TransportReport, select_transport
 from farpool.protocol.errors import InvalidArgument
 from farpool.protocol.messages import Allocate, Listing, Open, ServerStat, SlabInfo, SlabList, Stat
-from farpool.protocol.units import MAX_SLAB_BYTES, Lease, parse_lease, parse_mode, parse_size, shown, validate_name
+from farpool.protocol.units import (
+    MAX_SLAB_BYTES,
+    Lease,
+    parse_lease,
+    parse_mode,
+    parse_size,
+    shown,
+    validate_name,
+    validate_tenant,
+)
 
 __all__ = ["DEFAULT_TIMEOUT", "Pool", "PoolHandle", "connect", "open_session"]
 
@@ -99,16 +108,19 @@ class PoolHandle:
         )
         return self._attachments.allocate(request, deadline)
 
-    def _open(self, slab: str | int, mode: str, exclusive: bool, deadline: float) -> Attachment:
+    def _open(self, slab: str | int, mode: str, exclusive: bool, tenant: str | None, deadline: float) -> Attachment:
         wanted = parse_mode(mode)
+        owner = None if tenant is None else validate_tenant(tenant)
         if isinstance(slab, str):
-            request = Open(name=validate_name(slab), mode=wanted, transport=self.transport, exclusive=exclusive)
+            request = Open(
+                name=validate_name(slab), mode=wanted, transport=self.transport, exclusive=exclusive, tenant=owner
+            )
         elif isinstance(slab, bool) or not isinstance(slab, int):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidArgument(f"open takes a slab's name or id, not {slab!r}")
         elif not 0 < slab < MAX_SLAB_BYTES:
             raise InvalidArgument(f"a slab's id is a number over 0, not {slab}")
         else:
-            request = Open(id=slab, mode=wanted, transport=self.transport, exclusive=exclusive)
+            request = Open(id=slab, mode=wanted, transport=self.transport, exclusive=exclusive, tenant=owner)
         return self._attachments.open(request, wanted, deadline)
 
     def _allocate_many(self, sizes: Iterable[int | str], lease: Lease, deadline: float) -> list[Attachment]:
@@ -196,17 +208,29 @@ class Pool(PoolHandle):
         """
         return Slab(self, self._allocate(nbytes, name, lease, atomics, self._deadline(timeout)))
 
-    def open(self, slab: str | int, *, mode: str = "rw", exclusive: bool = False, timeout: float | None = None) -> Slab:
+    def open(
+        self,
+        slab: str | int,
+        *,
+        mode: str = "rw",
+        exclusive: bool = False,
+        tenant: str | None = None,
+        timeout: float | None = None,
+    ) -> Slab:
         """Attach a slab that exists, by name or id; *mode* ``"r"`` allows reading only.
+
+        A slab of another *tenant* is found if that has granted it; it need not be named unless several have granted
+        one of that name, or this tenant has one itself.
 
         With *exclusive* no other session can attach it until this handle is closed or this session ends. If a session
         that has ended without a word may still have its memory mapped, the slab is first copied to other memory.
 
         Raises:
-            SlabNotFound: there is none of that name or id.
+            SlabNotFound: there is none of that name or id that this tenant may see.
+            PermissionDenied: it was granted for reading only.
             SlabBusy: another session has it for itself, or has it attached and *exclusive* was asked for.
         """
-        return Slab(self, self._open(slab, mode, exclusive, self._deadline(timeout)))
+        return Slab(self, self._open(slab, mode, exclusive, tenant, self._deadline(timeout)))
 
     def reserve(self, slab: Slab, *, copy: bool = False, checksum: bool = True, timeout: float | None = None) -> Draft:
         """Return a draft of *slab*: what :meth:`farpool.Slab.reserve` does."""

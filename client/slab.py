@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from math import prod
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, SupportsIndex, cast
 
+from farpool.client import grants
 from farpool.client.attachment import Attachment
 from farpool.client.deadlines import deadline_after
 from farpool.client.signatures import Batch, CompareSwap, FetchAdd, Load, Read, Store, Sync, Transfer, View
 from farpool.client.versions import VersionedRegion, Versions
 from farpool.client.waiting import Waiter, notify
 from farpool.protocol.errors import InvalidArgument, OutOfBounds, RegionInUse
+from farpool.protocol.grant_messages import GrantInfo
 from farpool.protocol.messages import SlabInfo
 from farpool.protocol.units import Lease, parse_size
 from farpool.transports.contract import Mode, Region
@@ -276,6 +278,38 @@ class Slab(SlabHandle):
             StaleSlab: it was gone already.
         """
         self.attachment.free(deadline_after(timeout, self.attachment.ticket.timeout))
+
+    def grant(
+        self, tenant: str, *, mode: str = "r", expires: float | None = None, timeout: float | None = None
+    ) -> None:
+        """Let another *tenant* attach the slab, in *mode* ``"r"`` or ``"rw"``, for *expires* seconds or its life.
+
+        An earlier grant of that tenant is replaced; what it may do less than before is taken from it at once.
+
+        Raises:
+            PermissionDenied: the slab is not this tenant's.
+            InvalidArgument: there is no such tenant, or it is this one.
+        """
+        grants.grant(self.attachment, tenant, mode, expires, self._deadline(timeout))
+
+    def revoke(self, tenant: str, *, timeout: float | None = None) -> None:
+        """Take the slab from another *tenant*: its sessions reach it no more when this returns.
+
+        Over cxl the slab is copied to memory that nobody of that tenant has mapped. A tenant without a grant is no
+        error.
+
+        Raises:
+            PoolFull: there is no room for that copy yet; the grant has ended, but what was mapped stays readable to
+                processes of that tenant until the server finds room.
+        """
+        grants.revoke(self.attachment, tenant, self._deadline(timeout))
+
+    def grants(self, *, timeout: float | None = None) -> Sequence[GrantInfo]:
+        """Return the slab's grants: for each its tenant, mode, and the seconds until it ends."""
+        return grants.list_grants(self.attachment, self._deadline(timeout))
+
+    def _deadline(self, timeout: float | None) -> float:
+        return deadline_after(timeout, self.attachment.ticket.timeout)
 
     def close(self) -> None:
         """Let go of the slab without freeing it. Idempotent.

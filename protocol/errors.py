@@ -84,7 +84,7 @@ class PoolFull(FarpoolError, MemoryError):
 
 
 class QuotaExceeded(FarpoolError, MemoryError):
-    """The tenant's quota, not the pool's capacity, refuses the slab."""
+    """The tenant's quota, not the pool's capacity, refuses the slab, session or request; the message has numbers."""
 
 
 class SlabNotFound(FarpoolError, LookupError):

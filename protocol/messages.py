@@ -20,8 +20,10 @@ import msgspec
 from farpool.protocol.commit_messages import Commit, Committed, DraftEnd, Reserve
 from farpool.protocol.errors import FarpoolError, ProtocolError
 from farpool.protocol.framing import encode_frame
+from farpool.protocol.grant_messages import Grant, GrantInfo, GrantList, Grants, Revoke
 from farpool.protocol.message_base import Done, Reply, Request
 from farpool.protocol.quarantine import Quarantined, Release
+from farpool.protocol.quota_messages import TenantLimit
 from farpool.protocol.slab_messages import Attached, SlabInfo
 from farpool.protocol.takeover_messages import Inheritance, LetGo, Takeover
 from farpool.protocol.tenant_messages import (
@@ -56,6 +58,10 @@ __all__ = [
     "Event",
     "Free",
     "Goodbye",
+    "Grant",
+    "GrantInfo",
+    "GrantList",
+    "Grants",
     "Heartbeat",
     "Hello",
     "Inheritance",
@@ -72,6 +78,7 @@ __all__ = [
     "Request",
     "Reserve",
     "ResumeKey",
+    "Revoke",
     "ServerStat",
     "SlabInfo",
     "SlabList",
@@ -79,6 +86,7 @@ __all__ = [
     "Takeover",
     "TenantAdd",
     "TenantInfo",
+    "TenantLimit",
     "TenantList",
     "TenantListing",
     "TenantRemove",
@@ -226,6 +234,8 @@ class Open(Request, frozen=True, kw_only=True):
     transport: str = ""
     exclusive: bool = False
     """Whether this session alone may have the slab attached from now on, until it lets go."""
+    tenant: str | None = None
+    """Whose slab it is; None for one of this tenant or, if it has none of that name, one that it was granted."""
 
 
 class Attach(Request, frozen=True, kw_only=True):
@@ -312,9 +322,10 @@ OPERATIONS: Final[dict[str, type[Request]]] = {
     for cls in (
         *(Challenge, Hello, Allocate, Open, Attach, Negotiate, Detach, Free, Listing, Stat, Heartbeat, Goodbye),
         *(Reserve, Commit),
+        *(Grant, Revoke, Grants),
         *(Wait, Watch, Notify),
         *(Takeover, LetGo),
-        *(Release, TenantAdd, TenantListing, TenantRotate, TenantRemove),
+        *(Release, TenantAdd, TenantListing, TenantRotate, TenantRemove, TenantLimit),
     )
 }
 

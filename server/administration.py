@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable
+from typing import Final
+
+from msgspec import UNSET
 
 from farpool.protocol.errors import PermissionDenied
 from farpool.protocol.message_base import Done, Reply, Request
+from farpool.protocol.quota_messages import TenantLimit
 from farpool.protocol.tenant_messages import (
     PAGE_TENANTS,
     TenantAdd,
@@ -16,19 +21,23 @@ from farpool.protocol.tenant_messages import (
     TenantRemove,
     TenantRotate,
 )
+from farpool.server.access import Access
 from farpool.server.lifecycle import REVOKED, Lifecycle
 from farpool.server.sessions import Session, SessionEvent
-from farpool.server.slabs import Slab
 from farpool.server.tenants import Tenant, Tenants
 
 __all__ = ["Administration"]
+
+QUOTA_FIELDS: Final = {"max_bytes": "nbytes", "max_slabs": "slabs", "max_sessions": "sessions", "max_rate": "rate"}
+"""What messages and the configuration call the parts of a quota, and what :class:`Quota` does."""
 
 
 class Administration:
     """The tenants of one server, as its administrators change them. Not thread-safe."""
 
-    def __init__(self, life: Lifecycle, tenants: Tenants) -> None:
+    def __init__(self, life: Lifecycle, tenants: Tenants, access: Access) -> None:
         self._life = life
+        self._access = access
         self._tenants = tenants
 
     def handle(self, request: Request) -> Reply | Awaitable[Reply] | None:
@@ -44,36 +53,52 @@ class Administration:
                 if request.end_sessions:
                     self._end_sessions(request.tenant)
                 return Done()
+            case TenantLimit():
+                return self._limit(request)
             case TenantRemove():
                 return self._remove(request.tenant, force=request.force)
             case _:
                 return None
 
+    def _limit(self, request: TenantLimit) -> Done:
+        wanted = {
+            field: value for name, field in QUOTA_FIELDS.items() if (value := getattr(request, name)) is not UNSET
+        }
+        tenant = self._tenants.get(request.tenant)
+        for name, field in QUOTA_FIELDS.items():
+            if field in wanted and getattr(tenant.configured_quota, field) is not None:
+                raise PermissionDenied(
+                    f'the configuration sets {name} of the tenant "{tenant.name}"; change it in '
+                    f"[tenants.{tenant.name}], and send the server SIGHUP"
+                )
+        self._tenants.limit(tenant.name, dataclasses.replace(tenant.quota, **wanted))
+        return Done()
+
     def _list(self, after: str) -> TenantList:
-        slabs = self._life.slabs.by_tenant()
         wanted = [tenant for tenant in self._tenants.sorted() if tenant.name > after]
-        page = [self._info(tenant, slabs.get(tenant.name, [])) for tenant in wanted[:PAGE_TENANTS]]
+        page = [self._info(tenant) for tenant in wanted[:PAGE_TENANTS]]
         return TenantList(tenants=page, more=len(wanted) > PAGE_TENANTS)
 
-    def _info(self, tenant: Tenant, slabs: list[Slab]) -> TenantInfo:
+    def _info(self, tenant: Tenant) -> TenantInfo:
+        account, quota = self._life.slabs.account(tenant.name), tenant.limits
         return TenantInfo(
             name=tenant.name,
             token=tenant.has_token,
             uids=sorted(tenant.uids),
             certificates=sorted(tenant.certificates),
-            sessions=len(self._sessions(tenant.name)),
-            slabs=sum(slab.state != "reclaiming" for slab in slabs),
-            nbytes=sum(slab.charged for slab in slabs),
-            max_bytes=tenant.quota.nbytes,
-            max_slabs=tenant.quota.slabs,
-            max_sessions=tenant.quota.sessions,
-            max_rate=tenant.quota.rate,
+            sessions=self._life.sessions.count(tenant.name),
+            slabs=account.live,
+            nbytes=account.nbytes,
+            max_bytes=quota.nbytes,
+            max_slabs=quota.slabs,
+            max_sessions=quota.sessions,
+            max_rate=quota.rate,
         )
 
     def _remove(self, name: str, *, force: bool) -> Reply | Awaitable[Reply]:
         self._tenants.check_removable(name)
         sessions = self._sessions(name)
-        slabs = [slab for slab in self._life.slabs.by_tenant().get(name, []) if slab.state != "reclaiming"]
+        slabs = [slab for slab in self._life.slabs.account(name).slabs.values() if slab.state != "reclaiming"]
         if (sessions or slabs) and not force:
             raise PermissionDenied(
                 f'the tenant "{name}" has {len(slabs)} slabs and {len(sessions)} sessions; to end them too: '
@@ -82,6 +107,7 @@ class Administration:
                 sessions=len(sessions),
             )
         self._tenants.remove(name)  # first: nobody opens a session any more
+        self._access.revoke_all(name)
         self._end_sessions(name)
         with self._life.catalog.together():
             removals = [self._life.end_slab(slab, REVOKED) for slab in slabs if slab.state == "live"]

@@ -350,6 +350,10 @@ class Catalog:
         self._change()
         return self._db.execute(query, parameters).fetchall()
 
+    def forget(self, *changes: Change) -> None:
+        """Make deletions together with the next insertion."""
+        self._forget(*changes)
+
     def write(self, *changes: Change) -> None:
         """Make changes now, all or none; raise ``PoolFull`` if there is no room for them."""
         with writing():

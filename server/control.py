@@ -40,6 +40,7 @@ from farpool.server.peers import Peer, ProcessWatch, duplicate, lacks_descriptor
 from farpool.server.service import PoolService
 from farpool.server.sessions import Session, SessionEvent
 from farpool.server.strangers import MAX_STRANGERS, Strangers
+from farpool.server.turns import Turns
 
 __all__ = ["Connection", "ControlPlane"]
 
@@ -47,6 +48,9 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("farpool.control")
 
 HELLO_SECONDS: Final = 5.0
 """A connection that has not said hello by then is closed."""
+
+FRAMES_AT_ONCE: Final = 32
+"""Requests that are cut out of what has come before others have their turn."""
 
 MAX_WORKING: Final = 64
 """Long requests of one connection at a time; more of its requests wait."""
@@ -86,6 +90,7 @@ class ControlPlane:
         self.keys = keys
         self.connections: set[Connection] = set()
         self.strangers: Strangers[Connection] = Strangers()
+        self.turns: Turns[Connection] = Turns(loop.call_soon)
 
     def connection(self) -> Connection:
         """Make the protocol of a new connection; what ``create_server`` is given."""
@@ -147,15 +152,20 @@ class Connection(asyncio.Protocol):
             return
         if self._tls is not None:
             data = self._decrypt(self._tls, data)
-        try:
-            payloads = self._decoder.feed(data)
-        except ProtocolError as error:
-            self._refuse(NOT_OURS.get(data[:4]) or NOT_OURS.get(data[:2]) or str(error), error)
-            return
-        self._backlog.extend(payloads)
-        self._work()
+        self._decoder.add(data)
+        if self._backlog or self._fill(data):
+            self.work()
         if self._tls is not None and self._tls.ended:
             self.close("its client has ended it")
+
+    def _fill(self, data: bytes = b"") -> bool:
+        """Cut some requests out of what has come, the last of it *data*; return whether there are any."""
+        try:
+            self._backlog.extend(self._decoder.take(FRAMES_AT_ONCE))
+        except ProtocolError as error:
+            self._refuse(NOT_OURS.get(data[:4]) or NOT_OURS.get(data[:2]) or str(error), error)
+            return False
+        return bool(self._backlog)
 
     def _decrypt(self, tls: ControlTls, data: bytes) -> bytes:
         """Return what came by TLS; nothing when the connection had to be refused."""
@@ -184,7 +194,7 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """Take up the requests that were left alone."""
         self._write_paused = False
-        self._work()
+        self.work()
 
     def eof_received(self) -> bool:
         """Let the transport close: a client that says no more is gone."""
@@ -195,6 +205,7 @@ class Connection(asyncio.Protocol):
         self._stop_timer()
         self._plane.connections.discard(self)
         self._backlog.clear()
+        self._plane.turns.leave(self._tenant, self)
         self._plane.strangers.remove(self)
         if self._decoder.buffered and not self._closing:
             log.info(
@@ -242,10 +253,24 @@ class Connection(asyncio.Protocol):
 
     # Requests -----------------------------------------------------------------------------------------
 
-    def _work(self) -> None:
-        backlog = self._backlog
-        while backlog and not self._closing and not self._write_paused and len(self._working) < MAX_WORKING:
+    @property
+    def _tenant(self) -> str:
+        """Whose time its requests take; no tenant has the name of those who have not said hello."""
+        return "" if self.session is None else self.session.tenant
+
+    def work(self) -> None:
+        """Answer requests while the client reads, and its tenant has time in this turn of the loop."""
+        backlog, turns = self._backlog, self._plane.turns
+        while not self._closing and (backlog or self._fill()):
+            if self._write_paused or len(self._working) >= MAX_WORKING:
+                break
+            tenant = self._tenant
+            if not turns.may_work(tenant):
+                turns.wait(tenant, self)
+                break
+            begun = turns.begin()
             self._take(backlog.popleft())
+            turns.end(tenant, begun)
         if self._transport is None or self._closing:
             return
         if bool(backlog) is not self._read_paused:
@@ -361,10 +386,10 @@ class Connection(asyncio.Protocol):
         if self.session is not None:
             # Its heartbeats may have waited behind the work: the client was waiting for us, and not silent.
             self._plane.service.hear(self.session)
-        self._work()
+        self.work()
 
     def _reply(self, request_id: int, reply: Reply, request: Request) -> None:
-        if request.administrative:
+        if request.administrative or request.audited:
             self._plane.service.audit.act(self.peer, self.session, request)
         if request_id:
             self.send(encode_reply(request_id, reply))

@@ -23,8 +23,10 @@ from farpool.server.dataplanes import DataPlanes
 from farpool.server.deadlines import Clock, Deadlines
 from farpool.server.exclusive import Exclusives
 from farpool.server.generations import Generations
+from farpool.server.grants import Grants
 from farpool.server.leases import Leases
 from farpool.server.quarantine import Quarantine
+from farpool.server.quotas import NO_QUOTA, Quota
 from farpool.server.sessions import Channel, Session, SessionEvent, SessionTable, Timing
 from farpool.server.slabs import Slab, SlabTable, close_mapping
 from farpool.transports.contract import Mode
@@ -72,15 +74,21 @@ class Lifecycle:
         self.leases = Leases(self.slabs, self.sessions, deadlines.watch, self._lease_ended)
         self.quarantine = Quarantine(catalog, self._let_go_of_all)
         self.exclusives = Exclusives(catalog, self.sessions)
+        self.grants = Grants(catalog, self.slabs, clock, deadlines.watch)
+        self.quota_of: Callable[[str], Quota] = lambda _: NO_QUOTA
+        """What a tenant may have at most."""
+        self.withdrawn: Callable[[Slab, set[int]], None] = lambda _, __: None
+        """Called with a slab that was taken from some sessions, and these."""
         self._executor = executor
         self._working: set[asyncio.Future[Any]] = set()
         self._removing: set[int] = set()
 
     def watch_restored(self) -> None:
-        """Watch over the leases that a restart brought back, and keep from exclusive slabs who was kept from them."""
+        """Watch over the leases and grants that a restart brought back, and keep exclusive slabs so."""
         for slab in self.slabs.all():
             self.leases.begin(slab)
         self.exclusives.restore(self.slabs.all())
+        self.grants.restore()
 
     # Slabs begin --------------------------------------------------------------------------------------
 
@@ -93,7 +101,9 @@ class Lifecycle:
         atomics: str = "cpu",
         draft_of: int | None = None,
     ) -> Slab:
-        """Reserve bytes, name, numbers and slot of a new slab; raise ``PoolFull`` or ``NameTaken``."""
+        """Reserve bytes, name, numbers and slot of a new slab; raise ``PoolFull``, ``QuotaExceeded``, ``NameTaken``."""
+        tenant = session.tenant
+        self.slabs.account(tenant).check(tenant, self.quota_of(tenant), self.arena.charge(nbytes))
         owner = None if lease == "persistent" else session.id
         return self._prepare(session.tenant, owner, nbytes, name, lease, atomics, draft_of)
 
@@ -195,7 +205,7 @@ class Lifecycle:
         if self.planes.may_map(transport):
             self.catalog.insert_holder(HolderRow(slab.id, session.id, transport, granted))
         self.slabs.hold(slab, session.id, transport, granted)
-        if self.leases.adopt(slab, session):
+        if session.tenant == slab.tenant and self.leases.adopt(slab, session):
             self.catalog.set_owner(slab.id, session.id, None)
         return params
 
@@ -216,6 +226,18 @@ class Lifecycle:
             if not self.planes.may_map(transport):
                 self.slabs.let_go(slab, session_id, transport)
 
+    def take_from(self, slab: Slab, sessions: set[int]) -> None:
+        """Take a slab that lives on from some sessions. Those that may map it stay its holders until they let go."""
+        for session_id, transport in list(slab.holders):
+            if session_id not in sessions:
+                continue
+            if self.planes.may_map(transport):
+                self.planes.withdraw(transport, slab, session_id)
+            else:
+                self.let_go(slab, session_id, transport)
+        self.withdrawn(slab, sessions)
+        self._tell(sessions, slab, REVOKED, None)
+
     # Slabs end ----------------------------------------------------------------------------------------
 
     def end_slab(self, slab: Slab, event: str, by: Session | None = None) -> Awaitable[None] | None:
@@ -230,6 +252,7 @@ class Lifecycle:
             audience.add(slab.owner)
         self.slabs.retire(slab)
         self.exclusives.release(slab)
+        self.grants.end_slab(slab)
         self.close_off(slab)
         self.generations.release_slot(slab.slot)
         self._tell(audience, slab, event, by)
@@ -248,9 +271,13 @@ class Lifecycle:
     def in_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Run *work* in one of the threads for what takes long; the end of the server waits for it."""
         future = asyncio.get_running_loop().run_in_executor(self._executor, work)
-        self._working.add(future)
-        future.add_done_callback(self._working.discard)
+        self.wait_for(future)
         return future
+
+    def wait_for(self, work: asyncio.Future[Any]) -> None:
+        """Let the end of the server wait for *work*."""
+        self._working.add(work)
+        work.add_done_callback(self._working.discard)
 
     def let_go(self, slab: Slab, session_id: int, transport: str) -> None:
         """Take a slab, alive or reclaiming, from one session over one transport."""

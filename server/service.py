@@ -29,6 +29,9 @@ from farpool.protocol.messages import (
     Detach,
     Done,
     Free,
+    Grant,
+    GrantList,
+    Grants,
     Heartbeat,
     Hello,
     Listing,
@@ -39,6 +42,7 @@ from farpool.protocol.messages import (
     Reply,
     Request,
     Reserve,
+    Revoke,
     ServerStat,
     SlabInfo,
     SlabList,
@@ -48,6 +52,7 @@ from farpool.protocol.messages import (
     Welcome,
 )
 from farpool.protocol.units import format_bytes, parse_lease, parse_size, validate_name
+from farpool.server.access import Access
 from farpool.server.administration import Administration
 from farpool.server.audit import AuditLog
 from farpool.server.authentication import Authentication, Exchange
@@ -56,6 +61,7 @@ from farpool.server.deadlines import Clock
 from farpool.server.handover import Handover
 from farpool.server.lifecycle import LONG_BYTES, REVOKED, Lifecycle
 from farpool.server.peers import Peer
+from farpool.server.quotas import Rates, check_sessions
 from farpool.server.sessions import Channel, Session, SessionState
 from farpool.server.slabs import Slab
 from farpool.server.tenants import Tenants
@@ -68,6 +74,9 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("farpool.service")
 
 RESERVED_SESSIONS: Final = 2
 """Beyond the limit, for local processes of the server's own user: the operator gets in when clients have it all."""
+
+GIVE_BACK: Final = (Detach, Free, Revoke)
+"""Requests that a quota never refuses: they give something back."""
 
 SERVER_NAME: Final = f"farpool/{version('farpool')}"
 
@@ -107,7 +116,11 @@ class PoolService:
         self._started = clock()
         self._commits = Commits(life)
         self.waiting = Waiting(life, clock)
-        self._administration = Administration(life, tenants)
+        self.access = Access(life, tenants, self._commits.move)
+        self._administration = Administration(life, tenants, self.access)
+        self._rates = Rates(clock, tenants.limits)
+        life.quota_of = tenants.limits
+        life.withdrawn = self.waiting.withdraw
 
     def welcome(
         self, channel: Channel, hello: Hello, peer: Peer, exchange: Exchange | None = None
@@ -130,6 +143,8 @@ class PoolService:
             session.pid = peer.pid
         else:
             assert identity is not None
+            if not peer.administrator:  # who else would raise the quota?
+                check_sessions(identity.tenant, self.tenants.limits(identity.tenant), sessions.count(identity.tenant))
             limit = self.limits.max_sessions + (RESERVED_SESSIONS if peer.administrator else 0)
             session = self.life.open_session(identity.tenant, channel, limit, peer.pid)
         session.administrator = peer.administrator
@@ -158,6 +173,8 @@ class PoolService:
         if isinstance(request, Heartbeat):
             return Done()
         self.last_request = now
+        if not session.administrator:
+            self._rates.take(session.tenant, refusable=not isinstance(request, GIVE_BACK))
         if request.administrative:
             self.check_administrator(session, request)
         match request:
@@ -173,12 +190,14 @@ class PoolService:
                 return self._reserve(session, request)
             case Commit():
                 return self._commit(session, request)
+            case Grant() | Revoke() | Grants():
+                return self._grants(session, request)
             case Negotiate():
                 return self._negotiate(session, request)
             case Detach():
                 return self._detach(session, request)
             case Wait() | Watch() | Notify():
-                slab = self.life.slabs.get_life(session.tenant, request.id, request.generation)
+                slab = self.access.of_life(session, request.id, request.generation)
                 return self.waiting.handle(session.id, slab, request)
             case Listing():
                 return self._list(session, request)
@@ -243,22 +262,22 @@ class PoolService:
         return Attached(slab=self.info(slab), epoch=self.epoch, transport=transport, params=params)
 
     def _open(self, session: Session, request: Open) -> Attached | Awaitable[Attached]:
-        slabs = self.life.slabs
         mode = _mode(request.mode)
         if request.name is not None and request.id is None:
-            slab = slabs.get_named(session.tenant, validate_name(request.name))
+            slab = self.access.named(session, request.name, request.tenant)
         elif request.id is not None and request.name is None:
-            slab = slabs.get(session.tenant, request.id)
+            slab = self.access.numbered(session, request.id, request.tenant)
         else:
             raise InvalidArgument("open needs a name or an id, and not both")
         if not request.transport:
             return Attached(slab=self.info(slab), epoch=self.epoch)
         if request.exclusive:
+            self.access.check(session, slab, mode, alone=True)
             return self._attach_alone(session, slab, request.transport, mode)
         return self._attached(session, slab, request.transport, mode)
 
     def _attach(self, session: Session, request: Attach) -> Attached | Awaitable[Attached]:
-        slab = self.life.slabs.get_life(session.tenant, request.id, request.generation)
+        slab = self.access.of_life(session, request.id, request.generation)
         if slab.draft_of is not None and slab.owner != session.id:
             raise StaleSlab(f"there is no slab {slab.id} here")
         return self._attached(session, slab, request.transport, _mode(request.mode), request.memory)
@@ -266,11 +285,13 @@ class PoolService:
     def _attached(
         self, session: Session, slab: Slab, transport: str, mode: Mode, memory: int = 0
     ) -> Attached | Awaitable[Attached]:
+        self.access.check(session, slab, mode)
         self.life.exclusives.check(slab, session)
         if slab.moving is not None:
             return self._attached_then(session, slab, transport, mode, memory)
         if memory not in (0, slab.generation):
             raise StaleSlab(f"{slab.label} has other memory by now; attach it again", id=slab.id, generation=memory)
+        self.access.note(session, slab, transport)
         params = self.life.attach(session, slab, transport, mode)
         return Attached(
             slab=self.info(slab),
@@ -306,7 +327,9 @@ class PoolService:
             raise
 
     def _reserve(self, session: Session, request: Reserve) -> Attached | Awaitable[Attached]:
-        slab = self.life.slabs.get_life(session.tenant, request.id, request.generation)
+        slab = self.access.of_life(session, request.id, request.generation)
+        self.access.check(session, slab, "rw")
+        self.access.note(session, slab, request.transport, draft=True)
         if self.draining:
             raise PermissionDenied("the server is draining and makes no more drafts; try again once it is back")
         if slab.draft_of is not None:
@@ -342,16 +365,26 @@ class PoolService:
         return Done()
 
     def _free(self, session: Session, request: Free) -> Done | Awaitable[Done]:
-        slab = self.life.slabs.get_life(session.tenant, request.id, request.generation)
+        slab = self.access.own(session, request.id, request.generation, "free")
         held = self.life.slabs.get_held(slab.id, request.memory or slab.generation)
         if request.detached and held is not None:
             self.life.let_go(held, session.id, request.detached)
         removal = self.life.end_slab(slab, REVOKED, by=session)
         return Done() if removal is None else _done_after(removal)
 
+    def _grants(self, session: Session, request: Grant | Revoke | Grants) -> Reply | Awaitable[Reply]:
+        slab = self.access.own(session, request.id, request.generation, "say who else may attach")
+        match request:
+            case Grant():
+                return self.access.grant(slab, request.tenant, _mode(request.mode), request.expires)
+            case Revoke():
+                return self.access.revoke(slab, request.tenant)
+            case Grants():
+                return GrantList(grants=self.access.of_slab(slab))
+
     def _list(self, session: Session, request: Listing) -> SlabList:
         limit = min(max(1, request.limit), PAGE_SLABS)
-        slabs, more = self.life.slabs.page(session.tenant, request.after, limit)
+        slabs, more = self.life.slabs.page(session.tenant, request.after, limit, self.access.granted(session))
         return SlabList(slabs=[self.info(slab) for slab in slabs], more=more)
 
     def _stat(self) -> ServerStat:

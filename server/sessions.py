@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import math
 import secrets
+from collections import Counter
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Final, Protocol
@@ -195,6 +196,7 @@ class SessionTable:
         self._watch = watch
         self._ended = ended
         self._sessions: dict[int, Session] = {}
+        self._of_tenant: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -202,6 +204,10 @@ class SessionTable:
     def all(self) -> list[Session]:
         """Return the sessions that have not ended."""
         return list(self._sessions.values())
+
+    def count(self, tenant: str) -> int:
+        """Return how many sessions a tenant has."""
+        return self._of_tenant[tenant]
 
     def get(self, session_id: int) -> Session | None:
         """Return a session that has not ended."""
@@ -275,6 +281,7 @@ class SessionTable:
             session.last_seen = session.since
         session.watch_process(None)
         del self._sessions[session.id]
+        self._of_tenant[session.tenant] -= 1
         channel, session.channel = session.channel, None
         self._ended(session, event)
         session.served = None
@@ -305,6 +312,7 @@ class SessionTable:
 
     def _add(self, session: Session) -> None:
         self._sessions[session.id] = session
+        self._of_tenant[session.tenant] += 1
         self._watch_anew(session)
 
     def _watch_anew(self, session: Session) -> None:

@@ -92,6 +92,17 @@ class TenantSettings(BaseModel):
     """Users of the server's host that are this tenant over the Unix socket, without a token."""
     certificates: tuple[str, ...] = ()
     """Names in client certificates that are this tenant over TLS, without a token."""
+    max_bytes: int | None = None
+    """Bytes that its slabs together may take; a string such as ``"8GiB"`` is accepted."""
+    max_slabs: int | None = Field(default=None, ge=0)
+    max_sessions: int | None = Field(default=None, ge=0)
+    max_rate: float | None = Field(default=None, gt=0, le=1e9)
+    """Requests a second."""
+
+    @field_validator("max_bytes", mode="before")
+    @classmethod
+    def _max_bytes(cls, value: object) -> int | None:
+        return None if value is None else parse_size(value, what="max_bytes")
 
 
 class TlsSettings(BaseModel):

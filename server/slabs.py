@@ -8,8 +8,8 @@ this table.
 from __future__ import annotations
 
 import asyncio
-import bisect
 import math
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 import structlog
@@ -18,6 +18,7 @@ from farpool.native.mapping import Mapping as MemoryMapping
 from farpool.protocol.errors import NameTaken, PoolFull, RegionInUse, SlabNotFound, StaleSlab
 from farpool.protocol.units import Lease, format_bytes
 from farpool.server.arena import Arena
+from farpool.server.quotas import Account
 from farpool.transports.contract import Mode
 
 __all__ = ["Checksums", "Slab", "SlabTable", "close_mapping"]
@@ -197,6 +198,7 @@ class SlabTable:
         self._held: dict[int, dict[int, Slab]] = {}
         self._drafts: dict[int, dict[int, Slab]] = {}
         self._ended: dict[int, Slab] = {}
+        self._accounts: dict[str, Account[Slab]] = {}
 
     def __len__(self) -> int:
         return len(self._slabs) - sum(map(len, self._drafts.values()))
@@ -223,9 +225,19 @@ class SlabTable:
                 capacity=self.capacity,
             )
 
+    def account(self, tenant: str) -> Account[Slab]:
+        """Return what the tenant is charged for; one that has nothing gets a new account."""
+        account = self._accounts.get(tenant)
+        if account is None:
+            account = self._accounts[tenant] = Account()
+        return account
+
     def reserve(self, slab: Slab) -> None:
         """Charge a slab that is about to be made, and take its name."""
         self.allocated += slab.charged
+        account = self.account(slab.tenant)
+        account.charge(slab)
+        account.live += 1
         self._making[slab.id] = slab
         if slab.name is not None:
             self._names[slab.tenant, slab.name] = slab.id
@@ -233,6 +245,9 @@ class SlabTable:
     def abandon(self, slab: Slab) -> None:
         """Undo :meth:`reserve`."""
         self.allocated -= slab.charged
+        account = self.account(slab.tenant)
+        account.credit(slab)
+        account.live -= 1
         del self._making[slab.id]
         if slab.name is not None:
             del self._names[slab.tenant, slab.name]
@@ -260,11 +275,13 @@ class SlabTable:
         slab.state = "reclaiming"
         slab.deadline = math.inf
         self.allocated -= slab.charged
+        self.account(slab.tenant).live -= 1
         self.add_reclaiming(slab)
 
     def add_reclaiming(self, slab: Slab) -> None:
         """Keep an ended slab's bytes charged."""
         self.reclaiming += slab.charged
+        self.account(slab.tenant).charge(slab)
         self._reclaiming[slab.id] = slab
         self._ended[slab.generation] = slab
 
@@ -273,6 +290,7 @@ class SlabTable:
         del self._reclaiming[slab.id]
         del self._ended[slab.generation]
         self.reclaiming -= slab.charged
+        self.account(slab.tenant).credit(slab)
 
     def own(self, slab: Slab, owner: int | None) -> None:
         """Change the slab's owner."""
@@ -358,27 +376,13 @@ class SlabTable:
         """Return the slabs that can be found, in the order of ids."""
         return list(self._slabs.values())
 
-    def by_tenant(self) -> dict[str, list[Slab]]:
-        """Return all slabs that are charged, those being made and reclaiming too, by whom they are charged to."""
-        found: dict[str, list[Slab]] = {}
-        for slab in (*self._making.values(), *self._slabs.values(), *self._reclaiming.values()):
-            found.setdefault(slab.tenant, []).append(slab)
-        return found
+    def page(self, tenant: str, after: int, limit: int, granted: Iterable[Slab] = ()) -> tuple[list[Slab], bool]:
+        """Return at most *limit* of the slabs that the tenant has or was *granted*, and whether there are more.
 
-    def page(self, tenant: str, after: int, limit: int) -> tuple[list[Slab], bool]:
-        """Return at most *limit* of the tenant's slabs with ids over *after*, and whether there are more.
-
-        Reclaiming slabs are among them.
+        In the order of ids, those over *after*; reclaiming slabs of its own are among them.
         """
-        # Ids only grow, and both tables keep the order in which slabs came, but restored and long ones may be
-        # late.
-        ids = sorted([*self._slabs, *self._reclaiming])
-        found: list[Slab] = []
-        for slab_id in ids[bisect.bisect_right(ids, after) :]:
-            slab = self._slabs.get(slab_id) or self._reclaiming[slab_id]
-            if slab.tenant != tenant or slab.draft_of is not None:
-                continue
-            if len(found) == limit:
-                return found, True
-            found.append(slab)
-        return found, False
+        mine = self._accounts[tenant].slabs.values() if tenant in self._accounts else ()
+        seen = [slab for slab in mine if slab.id > after and slab.draft_of is None and slab.id not in self._making]
+        seen += [slab for slab in granted if slab.id > after]
+        seen.sort(key=lambda slab: slab.id)
+        return seen[:limit], len(seen) > limit

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 from farpool.protocol.credentials import VERIFIER_BYTES
 from farpool.protocol.errors import InvalidArgument, NameTaken, PermissionDenied
 from farpool.protocol.units import validate_tenant
 from farpool.server.catalog import DEFAULT_TENANT, Catalog
+from farpool.server.quotas import NO_QUOTA, Quota
 
 __all__ = ["NO_QUOTA", "Quota", "Tenant", "TenantSettings", "Tenants"]
-
-
-@dataclass(frozen=True, slots=True)
-class Quota:
-    """What a tenant may have at most; None is no limit."""
-
-    nbytes: int | None = None
-    slabs: int | None = None
-    sessions: int | None = None
-    rate: float | None = None
-    """Requests a second."""
-
-
-NO_QUOTA: Final = Quota()
 
 
 class TenantSettings(Protocol):
@@ -37,6 +23,14 @@ class TenantSettings(Protocol):
     def uids(self) -> Sequence[int]: ...  # noqa: D102
     @property
     def certificates(self) -> Sequence[str]: ...  # noqa: D102
+    @property
+    def max_bytes(self) -> int | None: ...  # noqa: D102
+    @property
+    def max_slabs(self) -> int | None: ...  # noqa: D102
+    @property
+    def max_sessions(self) -> int | None: ...  # noqa: D102
+    @property
+    def max_rate(self) -> float | None: ...  # noqa: D102
 
 
 @dataclass(slots=True)
@@ -47,6 +41,9 @@ class Tenant:
     verifier: bytes | None = None
     """What its token is checked with; None if it has none, empty if it has none and stays closed all the same."""
     quota: Quota = NO_QUOTA
+    """As administrators have said."""
+    configured_quota: Quota = NO_QUOTA
+    """As the configuration says, which comes first."""
     uids: frozenset[int] = frozenset()
     """Users of this host that are its clients by the kernel's word."""
     certificates: frozenset[str] = frozenset()
@@ -58,6 +55,11 @@ class Tenant:
     def has_token(self) -> bool:
         """Whether there is a token that its clients can prove."""
         return bool(self.verifier)
+
+    @property
+    def limits(self) -> Quota:
+        """What holds for it."""
+        return self.configured_quota.over(self.quota)
 
     @property
     def open(self) -> bool:
@@ -90,6 +92,7 @@ class Tenants:
             tenant.configured = wanted is not None
             tenant.uids = frozenset(wanted.uids if wanted is not None else ())
             tenant.certificates = frozenset(wanted.certificates if wanted is not None else ())
+            tenant.configured_quota = NO_QUOTA if wanted is None else _quota_of(wanted)
 
     def sorted(self) -> list[Tenant]:
         """Return all tenants in the order of their names."""
@@ -105,6 +108,11 @@ class Tenants:
         if tenant is None:
             raise InvalidArgument(f"there is no tenant {name!r:.80}; see: farpool tenant list")
         return tenant
+
+    def limits(self, name: str) -> Quota:
+        """Return what a tenant may have at most."""
+        tenant = self._tenants.get(name)
+        return NO_QUOTA if tenant is None else tenant.limits
 
     def of_user(self, uid: int) -> list[str]:
         """Return the names of the tenants that a user of this host belongs to, in the order of the configuration."""
@@ -133,7 +141,7 @@ class Tenants:
         """Change a tenant's quota."""
         tenant = self.get(name)
         change = "UPDATE tenants SET max_bytes = ?, max_slabs = ?, max_sessions = ?, max_rate = ? WHERE name = ?"
-        self._catalog.write((change, (*dataclasses.astuple(quota), name)))
+        self._catalog.write((change, (quota.nbytes, quota.slabs, quota.sessions, quota.rate, name)))
         tenant.quota = quota
 
     def check_removable(self, name: str) -> None:
@@ -148,12 +156,9 @@ class Tenants:
             )
 
     def remove(self, name: str) -> None:
-        """Forget a tenant, and what others granted it."""
+        """Forget a tenant."""
         self.check_removable(name)
-        self._catalog.write(
-            ("DELETE FROM grants WHERE tenant = ?", (name,)),
-            ("DELETE FROM tenants WHERE name = ?", (name,)),
-        )
+        self._catalog.write(("DELETE FROM tenants WHERE name = ?", (name,)))
         del self._tenants[name]
 
     def _insert(self, name: str, verifier: bytes | None) -> Tenant:
@@ -161,6 +166,10 @@ class Tenants:
         self._catalog.write((insertion, (name, time.time(), verifier)))
         tenant = self._tenants[name] = Tenant(name, verifier)
         return tenant
+
+
+def _quota_of(wanted: TenantSettings) -> Quota:
+    return Quota(wanted.max_bytes, wanted.max_slabs, wanted.max_sessions, wanted.max_rate)
 
 
 def _checked(verifier: bytes) -> bytes:

@@ -75,6 +75,13 @@ class Waiting:
                 self.look()
         return Done()
 
+    def withdraw(self, slab: Slab, sessions: set[int]) -> None:
+        """End what some sessions wait for in a slab that they may not see any more."""
+        for parked in self._parked:
+            if parked.slab is slab and parked.session in sessions and not parked.answer.done():
+                parked.answer.set_exception(_stale(slab))
+        self.look()
+
     def look(self) -> None:
         """Look at every word that is waited for: some may have changed."""
         now = self._clock()
@@ -144,5 +151,9 @@ def _check(slab: Slab, offset: int) -> None:
 
 def _load(slab: Slab, offset: int) -> int:
     if slab.state != "live":
-        raise StaleSlab(f"{slab.label} was freed, revoked or has expired", id=slab.id)
+        raise _stale(slab)
     return slab.memory().load(offset)
+
+
+def _stale(slab: Slab) -> StaleSlab:
+    return StaleSlab(f"{slab.label} was freed, revoked or has expired", id=slab.id)

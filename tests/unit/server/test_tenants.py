@@ -54,6 +54,17 @@ def test_the_configuration_makes_tenants_and_says_whose_users_they_are(catalog: 
     assert [tenant.name for tenant in Tenants(catalog, {}).sorted()] == ["alice", "bob", "default"]
 
 
+def test_quotas_of_the_configuration_come_first_and_go_with_it(catalog: Catalog) -> None:
+    tenants = Tenants(catalog, {"alice": TenantSettings.model_validate({"max_bytes": "8KiB", "max_rate": 5})})
+    tenants.limit("alice", Quota(nbytes=1, slabs=7))
+    assert tenants.limits("alice") == Quota(nbytes=8192, slabs=7, rate=5)
+    tenants.configure({"alice": TenantSettings(max_sessions=3)})
+    assert tenants.limits("alice") == Quota(nbytes=1, slabs=7, sessions=3)
+    tenants.configure({})
+    assert tenants.limits("alice") == Quota(nbytes=1, slabs=7)
+    assert tenants.limits("nobody") == NO_QUOTA
+
+
 def test_a_user_of_several_tenants_is_the_first_ones(catalog: Catalog) -> None:
     mine = TenantSettings(uids=(1000,), certificates=("c",))
     tenants = Tenants(catalog, {"zoe": mine, "bob": mine, "alice": mine})
