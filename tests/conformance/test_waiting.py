@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -32,7 +32,7 @@ CHANGES: dict[str, Callable[[farpool.Slab], object]] = {
 
 
 @contextmanager
-def meanwhile(act: Callable[[], object]) -> Iterator[None]:
+def meanwhile(act: Callable[[], object]) -> Generator[None]:
     """Do *act* in a thread while the block runs."""
     thread = threading.Thread(target=act)
     thread.start()
