@@ -14,7 +14,7 @@ __all__ = ["grant", "list_grants", "revoke"]
 
 def grant(attachment: Attachment, tenant: str, mode: str, expires: float | None, deadline: float) -> None:
     """Let another tenant attach the slab."""
-    slab_id, generation = attachment.key
+    slab_id, generation = attachment.info.id, attachment.info.generation
     request = Grant(
         id=slab_id,
         generation=generation,
@@ -27,11 +27,11 @@ def grant(attachment: Attachment, tenant: str, mode: str, expires: float | None,
 
 def revoke(attachment: Attachment, tenant: str, deadline: float) -> None:
     """Take the slab from another tenant."""
-    slab_id, generation = attachment.key
+    slab_id, generation = attachment.info.id, attachment.info.generation
     attachment.session.call(Revoke(id=slab_id, generation=generation, tenant=validate_tenant(tenant)), Done, deadline)
 
 
 def list_grants(attachment: Attachment, deadline: float) -> Sequence[GrantInfo]:
     """Return who else may attach the slab."""
-    slab_id, generation = attachment.key
+    slab_id, generation = attachment.info.id, attachment.info.generation
     return attachment.session.call(Grants(id=slab_id, generation=generation), GrantList, deadline).grants

@@ -83,19 +83,23 @@ cdef void owe_bytes(Connection *connection, const Request *request, Part *parts,
     connection.reads += 1
 
 
-cdef bint collect_payload(Batch *batch, Entry *entry, Span *span) noexcept nogil:
-    """Add the rest of a span to the batch; return whether all of it fitted."""
+cdef bint collect_payload(Batch *batch, Entry *entry, Span *span, uint64_t most) noexcept nogil:
+    """Add the rest of a span to the batch, up to *most* bytes in all; return whether all of it fitted."""
     cdef uint32_t index = span.index
     cdef uint64_t done = span.done
     cdef iovec *piece
     while index < span.count:
-        if batch.piece_count == MOST_PIECES:
+        if batch.piece_count == MOST_PIECES or batch.total >= most:
             return False
         piece = &batch.pieces[batch.piece_count]
         piece.iov_base = entry.base + span.parts[index].offset + done
         piece.iov_len = span.parts[index].length - done
-        batch.total += piece.iov_len
         batch.piece_count += 1
+        if piece.iov_len > most - batch.total:
+            piece.iov_len = most - batch.total
+            batch.total = most
+            return False
+        batch.total += piece.iov_len
         index += 1
         done = 0
     return True
@@ -134,7 +138,7 @@ cdef int collect(Worker *worker, Connection *connection, Batch *batch) noexcept 
             batch.total += sizeof(Answer) - reply.header_sent
             batch.piece_count += 1
         if entry != NULL:
-            fits = collect_payload(batch, entry, &reply.span)
+            fits = collect_payload(batch, entry, &reply.span, worker.budget)
     return KEEP
 
 
@@ -197,6 +201,9 @@ cdef int flush(Worker *worker, Connection *connection) noexcept nogil:
     message.msg_controllen = 0
     message.msg_flags = 0
     while connection.owed:
+        if worker.budget <= 0:
+            connection.blocked = True   # others have their turn first
+            return KEEP
         verdict = collect(worker, connection, &batch)
         if verdict == KEEP:
             message.msg_iov = batch.pieces
@@ -215,6 +222,7 @@ cdef int flush(Worker *worker, Connection *connection) noexcept nogil:
                 continue
             connection.blocked = errno == EAGAIN
             return KEEP if connection.blocked else DROP
+        worker.budget -= sent
         retire(worker, connection, sent)
         if <uint64_t> sent < batch.total:
             connection.blocked = True

@@ -11,6 +11,7 @@ cdef enum:
     MOST_REPLIES = 64           # answers a connection may owe before we stop reading its requests
     PEER_BYTES = 64
     MOST_EVENTS = 256
+    SHARES = 1024               # of the worker's time: one a tenant, several tenants one if there are more of them
 
 cdef enum Verdict:
     KEEP = 0
@@ -36,6 +37,7 @@ cdef struct SessionSlot:        # which session a hello's slot stands for
     uint64_t id
     uint32_t active
     bint encrypted              # its connections must be
+    uint32_t share              # its tenant's
     uint8_t secret[SECRET_BYTES]
 
 cdef struct Counters:           # one writer each: the worker that owns them
@@ -74,6 +76,12 @@ cdef struct Worker:             # one thread
     Connection *connections
     uint32_t strangers          # connections that have not said hello
     int64_t accept_again        # when to listen again after running out of descriptors; 0 while listening
+    int64_t budget              # bytes that the connection which is served may still move before others have their turn
+    uint32_t last_share         # whose connection was served last
+    uint32_t shared_out         # while over 0, several tenants are at work: each has TURN_BYTES a turn
+    uint32_t turn
+    uint32_t turn_of[SHARES]    # for which turn spent[] holds
+    int64_t spent[SHARES]
 
 cdef struct Span:               # the parts of one read or write, and how far it has come
     Part single
@@ -97,6 +105,7 @@ cdef struct Connection:
     bint blocked                # the socket takes no more answers
     bint stalled                # no place for another answer, or a write waits for reads before it
     uint32_t slot
+    uint32_t share              # its tenant's; 0 before the hello
     uint64_t session
     int64_t born
     bint writing                # a payload is coming in

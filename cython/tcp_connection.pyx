@@ -42,6 +42,7 @@ cdef enum:
     TLS_HANDSHAKE = 0x16    # first byte of a client that speaks TLS; those of our hello are others
     MOST_ROUNDS = 8         # receives before other connections have their turn
     DIRECT_PIECES = 32      # parts of a payload that one receive fills
+    REQUEST_BYTES = 512     # what a request counts besides its bytes
 
 
 cdef void report(Shared *shared, int kind, const char *peer, uint64_t number) noexcept nogil:
@@ -103,6 +104,7 @@ cdef int greet(Worker *worker, Connection *connection, const Request *request) n
         if load_count(&slot.active) and difference == 0:
             connection.known = True
             connection.slot = request.handle
+            connection.share = slot.share
             connection.session = slot.id
             worker.strangers -= 1
             owe(connection, request, STATUS_OK, WIRE_VERSION)
@@ -300,6 +302,10 @@ cdef int64_t consume(Worker *worker, Connection *connection, const uint8_t *data
         if not OP_HELLO <= request.operation <= OP_COMPARE_SWAP:
             report(worker.shared, EVENT_DISORDER, connection.peer, request.operation)
             return DROP
+        if worker.budget <= 0:
+            connection.stalled = True
+            return used
+        worker.budget -= REQUEST_BYTES
         if connection.owed == MOST_REPLIES or (connection.reads and changes_memory(request.operation)):
             if flush(worker, connection) == DROP:
                 return DROP
@@ -356,10 +362,12 @@ cdef int64_t receive(Worker *worker, Connection *connection, bint *drained) noex
     if connection.writing and connection.spilled == 0:
         entry = pin_target(worker, connection)
     if entry != NULL:
-        while count < DIRECT_PIECES and index < span.count:
+        while count < DIRECT_PIECES and index < span.count and direct < <uint64_t> worker.budget:
             offset = span.done if index == span.index else 0
             pieces[count].iov_base = entry.base + span.parts[index].offset + offset
             pieces[count].iov_len = span.parts[index].length - offset
+            if pieces[count].iov_len > worker.budget - direct:
+                pieces[count].iov_len = worker.budget - direct
             direct += pieces[count].iov_len
             count += 1
             index += 1
@@ -382,6 +390,7 @@ cdef int64_t receive(Worker *worker, Connection *connection, bint *drained) noex
         if got < 0 and errno in (EAGAIN, EINTR):
             return connection.spilled
         return DROP
+    worker.budget -= got
     if connection.cipher != NULL:
         drained[0] = connection.cipher.drained
     else:
@@ -431,6 +440,8 @@ cdef int serve(Worker *worker, Connection *connection) noexcept nogil:
     for _ in range(MOST_ROUNDS):
         if connection.stalled and connection.blocked:
             return KEEP
+        if worker.budget <= 0:
+            break
         if connection.stalled:
             filled = connection.spilled
             unspill(worker, connection)

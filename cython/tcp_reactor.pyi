@@ -27,10 +27,10 @@ class TcpReactor:
         """Serve until ``stop``; the body of one thread."""
     def stop(self) -> None:
         """End the threads and close every data connection. Idempotent."""
-    def admit(self, session: int, secret: bytes, encrypted: bool = False) -> int:
+    def admit(self, session: int, secret: bytes, encrypted: bool = False, share: int = 0) -> int:
         """Let *session* open data connections with *secret* (32 bytes); return the slot that its hello names.
 
-        If *encrypted*, they must be. Raises ``PoolFull``."""
+        If *encrypted*, they must be. Connections of one *share* have a bounded part of each turn together. Raises ``PoolFull``."""
     def expel(self, slot: int) -> None:
         """Close the session's data connections soon, and refuse new ones at once."""
     def fileno(self) -> int:

@@ -5,7 +5,7 @@ eventfd; what they have to say for the log goes into a small ring that the event
 """
 
 from libc.errno cimport ECONNABORTED, EINTR, EMFILE, ENFILE, errno
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
@@ -66,8 +66,10 @@ from farpool.native.tcp_connection cimport (
     EVENT_LIMIT,
     EVENT_REFUSED,
     EVENT_SILENT,
+    KEEP,
     MOST_EVENTS,
     PEER_BYTES,
+    SHARES,
     STAGE_BYTES,
     Connection,
     SessionSlot,
@@ -88,6 +90,8 @@ cdef enum:
     SESSION_SLOTS = 65536
     TICK_MS = 500               # how often strangers and lost descriptors are looked at
     ACCEPT_PAUSE_MS = 100       # rest of the listener after running out of descriptors
+    TURN_BYTES = 262144         # what one tenant's connections move before another's have their turn
+    SHARING_TURNS = 1024        # connections served since another tenant's was, until one has it all again
 
 EVENT_NAMES = {
     EVENT_GARBAGE: "garbage",
@@ -228,24 +232,49 @@ cdef void look_around(Worker *worker, bint sessions) noexcept nogil:
         connection = following
 
 
+cdef int serve_in_turn(Worker *worker, Connection *connection) noexcept nogil:
+    """Serve a connection for what is left of its tenant's share of this turn; else it stays ready for the next one."""
+    cdef uint32_t share = connection.share
+    cdef int64_t budget = INT64_MAX
+    cdef int verdict
+    if share != worker.last_share:
+        worker.last_share = share
+        worker.shared_out = SHARING_TURNS
+    elif worker.shared_out:
+        worker.shared_out -= 1
+    if worker.turn_of[share] != worker.turn:
+        worker.turn_of[share] = worker.turn
+        worker.spent[share] = 0
+    if worker.shared_out:
+        budget = TURN_BYTES - worker.spent[share]
+        if budget <= 0:
+            return KEEP
+    worker.budget = budget
+    verdict = serve(worker, connection)
+    worker.spent[share] += budget - worker.budget
+    return verdict
+
+
 cdef void run(Worker *worker) noexcept nogil:
     cdef epoll_event ready[MOST_READY]
     cdef uint64_t wakes
-    cdef int count, i
+    cdef int count, i, at
     cdef bint sessions
     while not load_count(&worker.shared.stop):
         count = epoll_wait(worker.epoll, ready, MOST_READY, TICK_MS if worker.strangers or worker.accept_again else -1)
         sessions = False
+        worker.turn += 1
         for i in range(count):
-            if ready[i].data.ptr == worker.shared:
+            at = <int> ((i + worker.turn) % <uint32_t> count)    # another one is the first each time
+            if ready[at].data.ptr == worker.shared:
                 accept_some(worker)
-            elif ready[i].data.ptr == worker:
+            elif ready[at].data.ptr == worker:
                 read(worker.wake, &wakes, sizeof(wakes))
                 sessions = True
-            elif serve(worker, <Connection *> ready[i].data.ptr) == DROP:
-                drop(worker, <Connection *> ready[i].data.ptr)
+            elif serve_in_turn(worker, <Connection *> ready[at].data.ptr) == DROP:
+                drop(worker, <Connection *> ready[at].data.ptr)
             else:
-                watch(worker, <Connection *> ready[i].data.ptr)
+                watch(worker, <Connection *> ready[at].data.ptr)
         if worker.accept_again and now_ns() >= worker.accept_again:
             listen_again(worker, True)
         if sessions or worker.strangers:
@@ -355,7 +384,7 @@ cdef class TcpReactor:
             thread.join()
         self.threads = []
 
-    def admit(self, uint64_t session, bytes secret not None, bint encrypted=False):
+    def admit(self, uint64_t session, bytes secret not None, bint encrypted=False, uint32_t share=0):
         """Let *session* open data connections with *secret* (32 bytes); return the slot that its hello names."""
         cdef SessionSlot *slot
         cdef uint32_t index
@@ -370,6 +399,7 @@ cdef class TcpReactor:
         slot = &self.shared.sessions[index]
         slot.id = session
         slot.encrypted = encrypted
+        slot.share = share % SHARES
         memcpy(slot.secret, <const char *> secret, SECRET_BYTES)
         store_count(&slot.active, 1)
         if index == self.shared.session_count:

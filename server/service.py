@@ -19,7 +19,6 @@ from farpool.protocol.errors import (
     StaleSlab,
 )
 from farpool.protocol.messages import (
-    PAGE_SLABS,
     PROTOCOL_VERSION,
     Allocate,
     Attach,
@@ -74,6 +73,9 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("farpool.service")
 
 RESERVED_SESSIONS: Final = 2
 """Beyond the limit, for local processes of the server's own user: the operator gets in when clients have it all."""
+
+MOST_LISTED: Final = 100
+"""Slabs of one reply: a longer one would take the loop from others for longer than their own requests take."""
 
 GIVE_BACK: Final = (Detach, Free, Revoke)
 """Requests that a quota never refuses: they give something back."""
@@ -383,7 +385,7 @@ class PoolService:
                 return GrantList(grants=self.access.of_slab(slab))
 
     def _list(self, session: Session, request: Listing) -> SlabList:
-        limit = min(max(1, request.limit), PAGE_SLABS)
+        limit = min(max(1, request.limit), MOST_LISTED)
         slabs, more = self.life.slabs.page(session.tenant, request.after, limit, self.access.granted(session))
         return SlabList(slabs=[self.info(slab) for slab in slabs], more=more)
 

@@ -8,6 +8,7 @@ this table.
 from __future__ import annotations
 
 import asyncio
+import bisect
 import math
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
@@ -381,8 +382,14 @@ class SlabTable:
 
         In the order of ids, those over *after*; reclaiming slabs of its own are among them.
         """
-        mine = self._accounts[tenant].slabs.values() if tenant in self._accounts else ()
-        seen = [slab for slab in mine if slab.id > after and slab.draft_of is None and slab.id not in self._making]
-        seen += [slab for slab in granted if slab.id > after]
-        seen.sort(key=lambda slab: slab.id)
-        return seen[:limit], len(seen) > limit
+        seen: dict[int, Slab] = {**self.account(tenant).slabs, **{slab.id: slab for slab in granted}}
+        ids = sorted(seen)
+        found: list[Slab] = []
+        for slab_id in ids[bisect.bisect_right(ids, after) :]:
+            slab = seen[slab_id]
+            if slab.draft_of is not None or slab_id in self._making:
+                continue
+            if len(found) == limit:
+                return found, True
+            found.append(slab)
+        return found, False

@@ -38,6 +38,7 @@ class TcpServer:
         self._context: ServerContext | None = None
         self._address: dict[str, Any] = {}
         self._slots: dict[int, int] = {}
+        self._shares: dict[str, int] = {}
         self._handles: dict[int, dict[tuple[int, Mode], int]] = {}
 
     async def start(self, context: ServerContext) -> None:
@@ -100,7 +101,8 @@ class TcpServer:
         assert self._reactor is not None
         slot = self._slots.get(session.id)
         if slot is None:
-            slot = self._slots[session.id] = self._reactor.admit(session.id, session.secret, session.encrypted)
+            share = self._shares.setdefault(session.tenant, len(self._shares) + 1)
+            slot = self._slots[session.id] = self._reactor.admit(session.id, session.secret, session.encrypted, share)
         handles = self._handles.setdefault(slab.id, {})
         handle = handles.get((session.id, mode))
         if handle is None:
