@@ -28,6 +28,9 @@ cdef class CxlRegion:
     cdef int check(self, Py_ssize_t offset, Py_ssize_t nbytes) except -1
     cdef int check_generation(self) except -1
     cdef int check_written(self) except -1
+    cdef bint serves(self, Py_ssize_t offset, Py_ssize_t nbytes) noexcept nogil
+    cdef bint is_current(self) noexcept nogil
+    cdef object elsewhere(self, Py_ssize_t offset, Py_ssize_t nbytes)
     cdef void settle(self) noexcept nogil
     cdef void observe(self, const uint8_t *at, Py_ssize_t nbytes) noexcept nogil
     cdef void observe_edges(self, const uint8_t *at, Py_ssize_t nbytes) noexcept nogil
@@ -38,9 +41,8 @@ cdef class CxlRegion:
     cdef int copy_in(self, uint8_t *target, const uint8_t *source, Py_ssize_t nbytes) except -1
     cdef void wake(self, Py_ssize_t start, Py_ssize_t nbytes) noexcept nogil
     cdef object move(self, object parts, bint writes)
-    cdef uint64_t *word(self, object offset, bint writes) except NULL
-    cdef uint64_t *atomic_word(self, object offset) except NULL
+    cdef uint64_t *word(self, Py_ssize_t start, bint writes) except NULL
+    cdef uint64_t *atomic_word(self, Py_ssize_t start) except NULL
     cdef int stored(self, Py_ssize_t start, bint atomically) except -1
-    cdef Py_ssize_t offset_of(self, uint64_t *word) noexcept nogil
     cdef int sweep(self, Py_ssize_t start, Py_ssize_t nbytes, bint ours) except -1
     cdef tuple check_span(self, object offset, object nbytes)

@@ -108,7 +108,24 @@ cdef class CxlRegion:
         if self.incoherent and self.viewed and self.writable and self.born == forks:
             self.publish(self.base, self.nbytes)
 
-    cdef inline int check(self, Py_ssize_t offset, Py_ssize_t nbytes) except -1:
+    cdef inline bint serves(self, Py_ssize_t offset, Py_ssize_t nbytes) noexcept nogil:
+        """Whether a range can be reached now; ``elsewhere`` says what stands in the way if not."""
+        return (
+            self.base != NULL
+            and self.born == forks
+            and not outside(offset, nbytes, self.nbytes)
+            and self.is_current()
+        )
+
+    cdef inline bint is_current(self) noexcept nogil:
+        """Whether the memory is the slab's still."""
+        acquire_fence()     # what was read before stays before
+        if self.incoherent and self.model is None:
+            drop(<const uint8_t *> self.generation_word, 8)
+        return load_word(self.generation_word) == self.generation
+
+    cdef int check(self, Py_ssize_t offset, Py_ssize_t nbytes) except -1:
+        """Raise why a range cannot be reached."""
         if self.base == NULL:
             return raise_closed(self.label)
         if self.born != forks:
@@ -117,22 +134,21 @@ cdef class CxlRegion:
             return raise_out_of_bounds(offset, nbytes, self.nbytes, self.label)
         return self.check_generation()
 
-    cdef inline int check_generation(self) except -1:
-        acquire_fence()     # what was read before stays before
-        if self.incoherent and self.model is None:
-            drop(<const uint8_t *> self.generation_word, 8)
-        if load_word(self.generation_word) != self.generation:
-            return raise_stale(self.label)
-        return 0
+    cdef int check_generation(self) except -1:
+        return 0 if self.is_current() else raise_stale(self.label)
 
     cdef inline int check_written(self) except -1:
         """Raise ``StaleSlab`` for a store that may have come too late; it must not be made again elsewhere."""
-        if load_word(self.generation_word) == self.generation and not self.incoherent:
-            return 0
+        return 0 if self.is_current() else raise_stale_after(self.label)
+
+    cdef object elsewhere(self, Py_ssize_t offset, Py_ssize_t nbytes):
+        """Return the region of the memory that has replaced ours; raise why a range cannot be reached."""
         try:
-            return self.check_generation()
-        except StaleSlab:
-            return raise_stale_after(self.label)
+            self.check(offset, nbytes)
+            raise_stale(self.label)
+        except StaleSlab as error:
+            stale = error
+        return successor(self.follow, stale)
 
     # Bytes and the caches in front of them -----------------------------------------------------------
 
@@ -207,30 +223,25 @@ cdef class CxlRegion:
         cdef Py_buffer view
         get_target(buffer, &view)
         try:
-            self.check(start, view.len)
-            self.copy_out(<uint8_t *> view.buf, self.base + start, view.len)
-            self.check_generation()
-            return view.len
-        except StaleSlab as error:
-            stale = error
+            if self.serves(start, view.len):
+                self.copy_out(<uint8_t *> view.buf, self.base + start, view.len)
+                if self.is_current():
+                    return view.len
+            return self.elsewhere(start, view.len).read_into(buffer, start, timeout)
         finally:
             PyBuffer_Release(&view)
-        return successor(self.follow, stale).read_into(buffer, start, timeout)
 
     def read(self, nbytes, offset=0, timeout=None):
         """Return new bytes from the slab."""
         check_timeout(timeout)
         cdef Py_ssize_t start = as_offset(offset), length = as_offset(nbytes)
         cdef bytes result
-        try:
-            self.check(start, length)
+        if self.serves(start, length):
             result = PyBytes_FromStringAndSize(NULL, length)
             self.copy_out(<uint8_t *> PyBytes_AS_STRING(result), self.base + start, length)
-            self.check_generation()
-            return result
-        except StaleSlab as error:
-            stale = error
-        return successor(self.follow, stale).read(length, start, timeout)
+            if self.is_current():
+                return result
+        return self.elsewhere(start, length).read(length, start, timeout)
 
     def write(self, buffer, offset=0, timeout=None):
         """Copy *buffer* into the slab and return the bytes written."""
@@ -239,18 +250,16 @@ cdef class CxlRegion:
         cdef Py_buffer view
         get_source(buffer, &view)
         try:
-            self.check(start, view.len)
+            if not self.serves(start, view.len):
+                return self.elsewhere(start, view.len).write(buffer, start, timeout)
             if not self.writable:
                 raise_read_only(self.label)
             self.copy_in(self.base + start, <uint8_t *> view.buf, view.len)
             self.wake(start, view.len)
             self.check_written()
             return view.len
-        except StaleSlab as error:
-            stale = error
         finally:
             PyBuffer_Release(&view)
-        return successor(self.follow, stale).write(buffer, start, timeout)
 
     def readv(self, parts, timeout=None):
         """Fill many buffers in one batch; every range is checked before a byte moves. Return the bytes read."""
@@ -315,9 +324,8 @@ cdef class CxlRegion:
 
     # Words ------------------------------------------------------------------------------------------
 
-    cdef uint64_t *word(self, object offset, bint writes) except NULL:
-        cdef Py_ssize_t start = as_offset(offset)
-        self.check(start, 8)
+    cdef uint64_t *word(self, Py_ssize_t start, bint writes) except NULL:
+        """Return where a word is that ``serves`` has found in reach."""
         if start & 7:
             raise_misaligned(start, self.label)
         if writes and not self.writable:
@@ -326,9 +334,9 @@ cdef class CxlRegion:
             self.observe(self.base + start, 8)
         return <uint64_t *> (self.base + start)
 
-    cdef uint64_t *atomic_word(self, object offset) except NULL:
+    cdef uint64_t *atomic_word(self, Py_ssize_t start) except NULL:
         """Return where an atomic works: among the processes of one host, which share its caches."""
-        cdef uint64_t *word = self.word(offset, True)
+        cdef uint64_t *word = self.word(start, True)
         if not self.atomics:
             raise_wrong_domain(self.label, "rdma", "cpu")
         if self.model is None:
@@ -348,59 +356,45 @@ cdef class CxlRegion:
     def load(self, offset, timeout=None):
         """Return the aligned unsigned 8-byte little-endian word at *offset*."""
         check_timeout(timeout)
+        cdef Py_ssize_t start = as_offset(offset)
         cdef uint64_t value
-        try:
-            value = load_word(self.word(offset, False))
-            self.check_generation()
-            return value
-        except StaleSlab as error:
-            stale = error
-        return successor(self.follow, stale).load(offset, timeout)
+        if self.serves(start, 8):
+            value = load_word(self.word(start, False))
+            if self.is_current():
+                return value
+        return self.elsewhere(start, 8).load(start, timeout)
 
     def store(self, offset, value, timeout=None):
         """Set the aligned word at *offset*; other readers see the old or the new value, never a mix."""
         check_timeout(timeout)
+        cdef Py_ssize_t start = as_offset(offset)
         cdef uint64_t new = as_word(value)
-        cdef uint64_t *word
-        try:
-            word = self.word(offset, True)
-            store_word(word, new)
-            self.stored(<uint8_t *> word - self.base, False)
-            return
-        except StaleSlab as error:
-            stale = error
-        successor(self.follow, stale).store(offset, value, timeout)
+        if not self.serves(start, 8):
+            return self.elsewhere(start, 8).store(start, value, timeout)
+        store_word(self.word(start, True), new)
+        self.stored(start, False)
 
     def fetch_add(self, offset, value, timeout=None):
         """Add *value* (modulo 2**64) to the aligned word at *offset* atomically; return the old value."""
         check_timeout(timeout)
+        cdef Py_ssize_t start = as_offset(offset)
         cdef uint64_t addend = as_addend(value), old
-        cdef uint64_t *word
-        try:
-            word = self.atomic_word(offset)
-            old = fetch_add_word(word, addend)
-            self.stored(self.offset_of(word), True)
-            return old
-        except StaleSlab as error:
-            stale = error
-        return successor(self.follow, stale).fetch_add(offset, value, timeout)
+        if not self.serves(start, 8):
+            return self.elsewhere(start, 8).fetch_add(start, value, timeout)
+        old = fetch_add_word(self.atomic_word(start), addend)
+        self.stored(start, True)
+        return old
 
     def compare_swap(self, offset, expected, new, timeout=None):
         """Set the aligned word at *offset* to *new* if it is *expected*, atomically; return the old value."""
         check_timeout(timeout)
+        cdef Py_ssize_t start = as_offset(offset)
         cdef uint64_t before = as_word(expected), after = as_word(new), old
-        cdef uint64_t *word
-        try:
-            word = self.atomic_word(offset)
-            old = compare_swap_word(word, before, after)
-            self.stored(self.offset_of(word), True)
-            return old
-        except StaleSlab as error:
-            stale = error
-        return successor(self.follow, stale).compare_swap(offset, expected, new, timeout)
-
-    cdef inline Py_ssize_t offset_of(self, uint64_t *word) noexcept nogil:
-        return <uint8_t *> word - (self.base if self.model is None else self.mapping.base)
+        if not self.serves(start, 8):
+            return self.elsewhere(start, 8).compare_swap(start, expected, new, timeout)
+        old = compare_swap_word(self.atomic_word(start), before, after)
+        self.stored(start, True)
+        return old
 
     # Waiting ----------------------------------------------------------------------------------------
 
@@ -410,7 +404,9 @@ cdef class CxlRegion:
         Stores of ours wake it, and it looks again by itself, after a millisecond at the latest.
         """
         cdef uint64_t before = as_word(expected), value = before
-        cdef uint64_t *word = self.word(offset, False)
+        cdef Py_ssize_t start = as_offset(offset)
+        self.check(start, 8)
+        cdef uint64_t *word = self.word(start, False)
         cdef int64_t deadline = now_ns() + to_ns(seconds), pause = FIRST_PAUSE_NS, look
         while True:
             look = min(deadline, now_ns() + SIGNALS_NS)
@@ -437,7 +433,9 @@ cdef class CxlRegion:
 
     def notify(self, offset):
         """Let whoever waits for the aligned word at *offset* look at it now."""
-        self.word(offset, False)
+        cdef Py_ssize_t start = as_offset(offset)
+        self.check(start, 8)
+        self.word(start, False)
         futex_wake(self.mapping.base + as_offset(offset))
 
     # Views ------------------------------------------------------------------------------------------
