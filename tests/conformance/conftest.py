@@ -111,16 +111,16 @@ def own_server(variant: Variant) -> Iterator[EmbeddedServer]:
 
 @pytest.fixture
 def connect(api: str, transport: str) -> Iterator[Connect]:
-    """Call with a URL (and ``timeout=``) for one more session over the transport and the API under test."""
+    """Call with a URL (``timeout=``, ``tenant=``) for one more session over the transport and the API under test."""
     with ExitStack() as undo:
 
-        def connect(url: str, *, timeout: float = 30.0) -> AnyPool:
+        def connect(url: str, *, timeout: float = 30.0, tenant: str | None = None) -> AnyPool:
             pool: farpool.Pool | AwaitedPool
             if api == "sync":
-                pool = farpool.connect(url, transport=transport, timeout=timeout)
+                pool = farpool.connect(url, transport=transport, timeout=timeout, tenant=tenant)
                 undo.callback(pool.close)
             else:
-                pool = AwaitedPool(url, transport, timeout)
+                pool = AwaitedPool(url, transport, timeout, tenant)
                 undo.callback(pool.end)
             return pool
 

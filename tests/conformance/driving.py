@@ -7,10 +7,11 @@ their awaitable twins, by running the event loop until each call is done.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import farpool.aio
+from farpool.protocol.grant_messages import GrantInfo
 from farpool.protocol.messages import ServerStat, SlabInfo
 from farpool.protocol.units import Lease
 
@@ -51,6 +52,11 @@ class AnySlab(Protocol):
     def compare_swap(self, offset: int, expected: int, new: int, timeout: float | None = None) -> int: ...
     def wait(self, offset: int, expected: int, timeout: float | None = None) -> int: ...
     def notify(self, offset: int, timeout: float | None = None) -> None: ...
+    def grant(
+        self, tenant: str, *, mode: str = "r", expires: float | None = None, timeout: float | None = None
+    ) -> None: ...
+    def revoke(self, tenant: str, *, timeout: float | None = None) -> None: ...
+    def grants(self, *, timeout: float | None = None) -> Sequence[GrantInfo]: ...
     def flush(self, offset: int = 0, nbytes: int | None = None) -> None: ...
     def invalidate(self, offset: int = 0, nbytes: int | None = None) -> None: ...
     def view(self, offset: int = 0, nbytes: int | None = None) -> memoryview: ...
@@ -91,7 +97,13 @@ class AnyPool(Protocol):
         self, nbytes: int | str, *, name: str | None = None, lease: Lease = "session", timeout: float | None = None
     ) -> AnySlab: ...
     def open(
-        self, slab: str | int, *, mode: str = "rw", exclusive: bool = False, timeout: float | None = None
+        self,
+        slab: str | int,
+        *,
+        mode: str = "rw",
+        exclusive: bool = False,
+        tenant: str | None = None,
+        timeout: float | None = None,
     ) -> AnySlab: ...
     def stat(self, *, timeout: float | None = None) -> ServerStat: ...
     def slabs(self, *, timeout: float | None = None) -> list[SlabInfo]: ...
@@ -102,10 +114,11 @@ class AnyPool(Protocol):
 class AwaitedPool:
     """A :class:`farpool.aio.Pool` whose calls are awaited at once."""
 
-    def __init__(self, url: str, transport: str, timeout: float) -> None:
+    def __init__(self, url: str, transport: str, timeout: float, tenant: str | None = None) -> None:
         self._runner = asyncio.Runner()
         try:
-            self._pool = self.wait(lambda: farpool.aio.connect(url, transport=transport, timeout=timeout))
+            connecting = farpool.aio.connect(url, transport=transport, timeout=timeout, tenant=tenant)
+            self._pool = self.wait(lambda: connecting)
         except BaseException:
             self._runner.close()
             raise
@@ -139,10 +152,16 @@ class AwaitedPool:
         return AwaitedSlab(self, self.wait(lambda: pool.allocate(nbytes, name=name, lease=lease, timeout=timeout)))
 
     def open(
-        self, slab: str | int, *, mode: str = "rw", exclusive: bool = False, timeout: float | None = None
+        self,
+        slab: str | int,
+        *,
+        mode: str = "rw",
+        exclusive: bool = False,
+        tenant: str | None = None,
+        timeout: float | None = None,
     ) -> AwaitedSlab:
-        pool = self._pool
-        return AwaitedSlab(self, self.wait(lambda: pool.open(slab, mode=mode, exclusive=exclusive, timeout=timeout)))
+        options: dict[str, Any] = {"mode": mode, "exclusive": exclusive, "tenant": tenant, "timeout": timeout}
+        return AwaitedSlab(self, self.wait(lambda: self._pool.open(slab, **options)))
 
     def commit(self, drafts: Iterable[AnyDraft], *, timeout: float | None = None) -> None:
         awaited = [draft.draft for draft in drafts if isinstance(draft, AwaitedDraft)]
@@ -229,6 +248,17 @@ class AwaitedSlab:
 
     def wait(self, offset: int, expected: int, timeout: float | None = None) -> int:
         return self._wait(lambda: self._slab.wait(offset, expected, timeout))
+
+    def grant(
+        self, tenant: str, *, mode: str = "r", expires: float | None = None, timeout: float | None = None
+    ) -> None:
+        self._wait(lambda: self._slab.grant(tenant, mode=mode, expires=expires, timeout=timeout))
+
+    def revoke(self, tenant: str, *, timeout: float | None = None) -> None:
+        self._wait(lambda: self._slab.revoke(tenant, timeout=timeout))
+
+    def grants(self, *, timeout: float | None = None) -> Sequence[GrantInfo]:
+        return self._wait(lambda: self._slab.grants(timeout=timeout))
 
     def notify(self, offset: int, timeout: float | None = None) -> None:
         self._wait(lambda: self._slab.notify(offset, timeout))
