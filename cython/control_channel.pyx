@@ -5,6 +5,7 @@ The GIL is released around each wait. A native mutex keeps frames whole when a c
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
+from cython cimport no_gc_clear
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
@@ -32,6 +33,7 @@ cdef enum:
     FIRST_ROOM = 4096
 
 
+@no_gc_clear    # the heartbeat goes on until the end: the collector must not take the encryption from it before
 cdef class ControlChannel:
     """The client's end of a control connection: whole frames out and in, and the heartbeat that needs no GIL.
 

@@ -104,7 +104,9 @@ cdef class RemoteRegion:
             attempts += 1
             try:
                 outcome = self.attempt(operation, deadline)
-            except (ServerLost, AuthenticationFailed):
+            except (ServerLost, AuthenticationFailed) as error:
+                if error.details.get("certificate"):
+                    raise       # the next attempt would find the same one
                 # No connection was to be had, and so nothing was sent.
                 self.renew_until(deadline, attempts)
                 continue

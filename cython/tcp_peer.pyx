@@ -20,6 +20,7 @@ from farpool.native.tcp_wire import pack_hello
 from farpool.protocol.errors import (
     AuthenticationFailed,
     DeadlineExceeded,
+    FarpoolError,
     ProtocolError,
     ServerLost,
     out_of_descriptors,
@@ -138,6 +139,8 @@ cdef class TcpPeer(Loans):
                     label = f"the data port {host}:{port}"
                     channel.encryption = self.tls.connect(channel.stream.fd, label, deadline / 1e9)
                     channel.stream.cipher = channel.encryption.cipher
+        except FarpoolError:
+            raise
         except TimeoutError:
             raise DeadlineExceeded(
                 f"the data port {host}:{port} did not answer within {left:.3g} s; is it reachable from here?"

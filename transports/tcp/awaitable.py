@@ -16,7 +16,14 @@ from farpool.native.tcp_peer import TcpPeer
 from farpool.native.tcp_pipeline import TcpPipeline
 from farpool.native.tcp_region import TcpRegion
 from farpool.native.tcp_wire import ANSWER_BYTES, MAX_PARTS, unpack_answer
-from farpool.protocol.errors import AuthenticationFailed, DeadlineExceeded, ServerLost, StaleSlab, out_of_descriptors
+from farpool.protocol.errors import (
+    AuthenticationFailed,
+    DeadlineExceeded,
+    FarpoolError,
+    ServerLost,
+    StaleSlab,
+    out_of_descriptors,
+)
 from farpool.transports.renewing import renew
 
 if TYPE_CHECKING:
@@ -59,6 +66,8 @@ class AwaitableConnection:
                 self._pipeline = TcpPipeline(opened.detach(), self._loop, encryption)
                 self._version = version
                 return self._pipeline
+        except FarpoolError:
+            raise
         except TimeoutError:
             raise DeadlineExceeded(f"the data port {host}:{port} did not answer in time; raise timeout=") from None
         except OSError as error:
@@ -198,8 +207,9 @@ class AwaitableTcpRegion:
                     pipeline = await self._connection.open(deadline)
                 future = submit(pipeline, deadline)
                 return await future
-            except AuthenticationFailed:
-                pass
+            except AuthenticationFailed as error:
+                if error.details.get("certificate"):
+                    raise  # the next attempt would find the same one
             except ServerLost as error:
                 if future is not None and error.details.get("begun") and not again:
                     raise

@@ -266,18 +266,19 @@ def test_what_is_no_handshake_is_refused_and_logged(server: EmbeddedServer, sent
 # New certificates, restarts, the end -------------------------------------------------------------------------------
 
 
+def show(certificate: Certificate, shown: Certificate) -> None:
+    """Put another certificate where a server finds its own."""
+    shutil.copy(certificate.certificate, shown.certificate)
+    shutil.copy(certificate.key, shown.key)
+
+
 def test_sighup_reads_the_certificate_again(tmp_path: Path) -> None:
     shown = Certificate(tmp_path / "server.pem", tmp_path / "server.key")
-
-    def show(certificate: Certificate) -> None:
-        shutil.copy(certificate.certificate, shown.certificate)
-        shutil.copy(certificate.key, shown.key)
-
-    show(authority().server())
+    show(authority().server(), shown)
     with serving(shown) as served, farpool.connect(served.tcp_url, transport="tcp", tls=TRUST) as before:
         slab = before.allocate(64)
         slab.write(b"stays")
-        show(stranger().server())
+        show(stranger().server(), shown)
         os.kill(served.pid, signal.SIGHUP)
         logs(served, "settings reloaded")
         assert connect_sync(served.tcp_url, farpool.Tls(ca=stranger().ca)) == "default"
@@ -286,6 +287,31 @@ def test_sighup_reads_the_certificate_again(tmp_path: Path) -> None:
         os.kill(served.pid, signal.SIGHUP)
         logs(served, "the certificate of TLS was not read again")
         assert connect_sync(served.tcp_url, farpool.Tls(ca=stranger().ca)) == "default"
+
+
+def test_data_connections_to_another_certificate_are_not_tried_until_the_deadline(tmp_path: Path) -> None:
+    """The control connection stays; what is opened after the change is not trusted."""
+    shown = Certificate(tmp_path / "server.pem", tmp_path / "server.key")
+    show(authority().server(), shown)
+    with serving(shown) as served, farpool.connect(served.tcp_url, transport="tcp", tls=TRUST, timeout=WITHIN) as pool:
+        show(stranger().server(), shown)
+        os.kill(served.pid, signal.SIGHUP)
+        logs(served, "settings reloaded")
+        with pytest.raises(farpool.AuthenticationFailed, match="name its authority"):
+            pool.allocate(64).write(b"secret")
+
+    async def awaited() -> None:
+        show(authority().server(), shown)
+        with serving(shown) as served:
+            async with farpool.aio.connect(served.tcp_url, transport="tcp", tls=TRUST, timeout=WITHIN) as pool:
+                show(stranger().server(), shown)
+                os.kill(served.pid, signal.SIGHUP)
+                logs(served, "settings reloaded")
+                slab = await pool.allocate(64)
+                with pytest.raises(farpool.AuthenticationFailed, match="name its authority"):
+                    await slab.write(b"secret")
+
+    asyncio.run(awaited())
 
 
 def test_a_killed_server_comes_back() -> None:
