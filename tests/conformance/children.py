@@ -28,6 +28,14 @@ def count(pool: farpool.Pool, name: str, rounds: str) -> None:
         slab.fetch_add(24, -1)
 
 
+def reserve_and_wait(pool: farpool.Pool, name: str) -> None:
+    """Write half of a draft, and wait to be killed."""
+    draft = pool.open(name).reserve()
+    draft.write(b"half")
+    print("ready", flush=True)
+    sys.stdin.read()
+
+
 def interrupt_reads(pool: farpool.Pool, rounds: str) -> None:
     """Read under a hail of Ctrl-C; whatever a read returns must be right, and so must the one after each stop."""
     large, small = pool.allocate(16 * MIB), pool.allocate(8)
@@ -161,7 +169,9 @@ def overwrite(pool: farpool.Pool) -> None:
 def main(task: str, url: str, transport: str, *arguments: str) -> None:
     tasks: dict[str, Callable[..., None]] = {
         function.__name__: function
-        for function in (count, fork, hold_the_interpreter, interrupt_reads, interrupt_waiting, overwrite)
+        for function in (
+            *(count, fork, hold_the_interpreter, interrupt_reads, interrupt_waiting, overwrite, reserve_and_wait),
+        )
     }
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     with farpool.connect(url, transport=transport, timeout=30) as pool:
