@@ -8,6 +8,7 @@ logged once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import ssl
 from collections import deque
@@ -20,7 +21,9 @@ from farpool.protocol.errors import AuthenticationFailed, FarpoolError, Protocol
 from farpool.protocol.framing import MAX_REQUEST_BYTES, FrameDecoder, decode_payload
 from farpool.protocol.messages import (
     Challenge,
+    Detach,
     Done,
+    Free,
     Goodbye,
     Hello,
     LetGo,
@@ -204,7 +207,6 @@ class Connection(asyncio.Protocol):
         """Begin the grace of the session."""
         self._stop_timer()
         self._plane.connections.discard(self)
-        self._backlog.clear()
         self._plane.turns.leave(self._tenant, self)
         self._plane.strangers.remove(self)
         if self._decoder.buffered and not self._closing:
@@ -213,10 +215,26 @@ class Connection(asyncio.Protocol):
                 peer=str(self.peer),
                 nbytes=self._decoder.buffered,
             )
-        self._closing = True
+        if not self._closing:
+            self._closing = True
+            self._hear_last_words()
+        self._backlog.clear()
         if self.session is not None:
             log.debug("connection ended", peer=str(self.peer), session=self.session.id, error=exc and str(exc))
             self._plane.service.life.sessions.lose(self.session, self)
+
+    def _hear_last_words(self) -> None:
+        """Do what a client asked that has gone since, as far as it gives something back; the rest has no taker."""
+        while self.session is not None and self.session.alive and (self._backlog or self._fill(b"")):
+            payload = self._backlog.popleft()
+            with contextlib.suppress(FarpoolError):
+                message = decode_payload(payload)
+                request = decode_request(message)
+                if not isinstance(request, (Detach, Free, Goodbye)):
+                    continue
+                reply = self._answer(0, request)
+                if reply is not None and not isinstance(reply, Reply):
+                    self._await(0, reply, request)
 
     # The session calls these --------------------------------------------------------------------------
 

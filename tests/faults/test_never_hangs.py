@@ -35,6 +35,7 @@ POOL_CALLS: Final[dict[str, Call]] = {
     "free_many": lambda pool, slab: pool.free_many([], timeout=TIMEOUT),
     "stat": lambda pool, slab: pool.stat(timeout=TIMEOUT),
     "slabs": lambda pool, slab: pool.slabs(timeout=TIMEOUT),
+    "reserve": lambda pool, slab: pool.reserve(slab, timeout=TIMEOUT),
     "commit": lambda pool, slab: pool.commit([], timeout=TIMEOUT),
 }
 SLAB_CALLS: Final[dict[str, Call]] = {
@@ -70,6 +71,10 @@ WAIT_FOR_NOBODY: Final = {
     "awaitable",
     "attachment",
     "ask",
+    "versions",
+    "renew",
+    "discard",
+    "commit_drafts",
 }
 """Public names of pools and slabs that ask the server nothing, or end what the table works on."""
 
@@ -97,7 +102,9 @@ def names_of(kind: type[object]) -> set[str]:
     ],
 )
 def test_the_table_names_every_method(kind: type[object], calls: dict[str, Call]) -> None:
-    waits_inside = {"free", "flush", "wait", "notify"} if kind is farpool.aio.Pool else set[str]()
+    waits_inside = (
+        {"free", "flush", "wait", "notify", "grant", "revoke", "grants"} if kind is farpool.aio.Pool else set[str]()
+    )
     assert names_of(kind) - WAIT_FOR_NOBODY - waits_inside <= set(calls), "add what is new to the table"
 
 
@@ -209,8 +216,9 @@ def test_connecting_ends_in_time(stage: Stage, transport: str) -> None:
 
 
 WALL_CLOCK: Final = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow")}
-FOR_PEOPLE: Final = {"server/audit.py", "server/logs.py", "server/catalog.py", "server/tenants.py"}
-"""Files that note for people when something was; a lease, a session or a deadline never comes from the wall clock."""
+FOR_PEOPLE: Final = {"server/audit.py", "server/logs.py", "server/catalog.py", "server/tenants.py", "server/grants.py"}
+"""Files that note for people when something was; a lease, a session or a deadline never comes from the wall clock (but
+a grant's end, where a restart of the machine lies between)."""
 
 
 def test_a_wall_clock_that_jumps_moves_no_deadline() -> None:
