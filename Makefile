@@ -20,7 +20,7 @@ say = @echo "==> $(1)"
 # What an extra of pyproject.toml needs, without building farpool again.
 extra = $(BIN)/python -c 'import sys, tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*(line for name in sys.argv[1:] for line in extras[name]), sep="\n")' $(1) > $@.txt; $(PIP) -r $@.txt
 
-.PHONY: help demo test lab build pyverbs lint types docs check fuzz format dist clean
+.PHONY: help demo test lab build pyverbs lint types docs check fuzz audit format dist clean
 
 help:
 	@echo "make demo    start a pool, use it from other processes over each transport, print a table"
@@ -28,7 +28,7 @@ help:
 	@echo "make lab     set up the lab, once: guests with soft-RoCE and CXL under QEMU, which make test then uses"
 	@echo "make build   build the Cython modules; the one command after an edit in cython/"
 	@echo "make check   lint, types, docs and test: what CI runs"
-	@echo "also: pyverbs lint types docs fuzz format dist clean"
+	@echo "also: pyverbs lint types docs fuzz audit format dist clean"
 
 demo: $(MADE)/built
 	@$(BIN)/farpool demo
@@ -82,6 +82,11 @@ SECONDS_EACH ?= 60
 fuzz: $(MADE)/test $(MADE)/built
 	@FARPOOL_FUZZ_SECONDS=$(SECONDS_EACH) $(BIN)/python -m pytest tests/fuzz $(ARGS)
 
+# Known vulnerabilities of what is installed. Fails where pypi.org cannot be asked, and so is no part of `make check`.
+audit: $(MADE)/audit
+	@$(BIN)/python -m pip freeze -q --exclude-editable --disable-pip-version-check >$(MADE)/audit.txt
+	@$(MADE)/audit-venv/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off -r $(MADE)/audit.txt $(ARGS)
+
 format: $(MADE)/lint
 	@$(BIN)/ruff check --fix-only -q .
 	@$(BIN)/ruff format .
@@ -122,6 +127,13 @@ $(MADE)/test: $(MADE)/venv pyproject.toml
 $(MADE)/lint: $(MADE)/venv pyproject.toml
 	$(call say,installing linters and type checkers)
 	@$(call extra,lint)
+	@touch $@
+
+# In a venv of its own: what it needs is none of our dependencies.
+$(MADE)/audit: $(MADE)/venv
+	$(call say,installing pip-audit)
+	@$(BIN)/python -m venv $(MADE)/audit-venv
+	@$(MADE)/audit-venv/bin/python -m pip install -q --disable-pip-version-check "pip-audit>=2.9"
 	@touch $@
 
 $(MADE)/docs: $(MADE)/venv pyproject.toml

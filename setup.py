@@ -12,33 +12,43 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 NATIVE = Path("src/farpool/native")
-VERBS_HEADER = "infiniband/verbs.h"
 VERBS = {"verbs", "rdma_lane", "rdma_region", "rdma_pipeline", "verbs_limits", "verbs_stub"}
-"""Built only where libibverbs-dev is: the rest works without."""
+TLS = {"tls", "tls_cipher"}
 
 
-def has_verbs() -> bool:
-    """Tell whether the compiler finds libibverbs's header."""
+def has_header(header: str, minimum: str = "") -> bool:
+    """Tell whether the compiler finds *header*, and whether the condition *minimum* holds after it."""
     compiler = os.environ.get("CC", "cc").split()
-    probe = f"#include <{VERBS_HEADER}>\n"
+    probe = f"#include <{header}>\n" + (f"#if !({minimum})\n#error old\n#endif\n" if minimum else "")
     command = [*compiler, "-E", "-xc", "-"]
     return subprocess.run(command, input=probe.encode(), capture_output=True, check=False).returncode == 0  # noqa: S603
 
 
-with_verbs = has_verbs()
-if not with_verbs:
+# Built only where their headers are: the rest works without.
+without: set[str] = set()
+if not has_header("infiniband/verbs.h"):
     print("farpool: no <infiniband/verbs.h>: building without rdma (install libibverbs-dev to have it)")
+    without |= VERBS
+if not has_header("openssl/ssl.h", "OPENSSL_VERSION_NUMBER >= 0x10101000L"):
+    print("farpool: no <openssl/ssl.h> of 1.1.1 or later: building without TLS (install libssl-dev to have it)")
+    without |= TLS
+
+
+def libraries_of(module: str) -> list[str]:
+    """Return what *module* is linked with."""
+    return ["pthread", *(["ibverbs"] if module in VERBS else []), *(["ssl", "crypto"] if module in TLS else [])]
+
 
 extensions = [
     Extension(
         f"farpool.native.{source.stem}",
         [str(source)],
-        libraries=["pthread", "ibverbs"] if source.stem in VERBS else ["pthread"],
+        libraries=libraries_of(source.stem),
         extra_compile_args=["-O3", "-g1", "-fno-strict-aliasing"],
         define_macros=[("_GNU_SOURCE", None)],
     )
     for source in sorted(NATIVE.glob("*.pyx"))
-    if with_verbs or source.stem not in VERBS
+    if source.stem not in without
 ]
 
 setup(

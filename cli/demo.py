@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 import farpool
-from farpool.cli.options import parse_seconds
+from farpool.cli.options import forget_credentials, parse_seconds
 from farpool.cli.screens import console
 from farpool.perf import quick
 from farpool.perf.table import render
@@ -86,6 +86,7 @@ def demo(
 ) -> None:
     """Show a pool at work: two transports on one slab, data verified across them, and a table of speeds."""
     screen = console()
+    forget_credentials()
     screen.print("Farpool demo: one server, one slab, two client processes on two transports.\n")
     with farpool.serve_embedded(transports=quick.TRANSPORTS) as server, farpool.connect(server.url) as pool:
         _step(screen, "server", f"pid {server.pid}, {server.url}")

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import farpool
-from farpool.cli.options import AsJson, Timeout, Url, name_or_id
+from farpool.cli.options import AsJson, Tenant, Timeout, Url, name_or_id
 from farpool.cli.output import one_line, print_record
 from farpool.protocol.units import format_bytes
 
@@ -20,11 +20,12 @@ def free(
         typer.Argument(metavar="SLAB...", help="Names or ids; digits alone are an id.", show_default=False),
     ],
     url: Url = None,
+    tenant: Tenant = None,
     as_json: AsJson = False,
     timeout: Timeout = 10.0,
 ) -> None:
     """Free slabs by name or id, one after the other; the first that cannot be freed ends the command."""
-    with farpool.connect(url, timeout=timeout) as pool:
+    with farpool.connect(url, tenant=tenant, timeout=timeout) as pool:
         for target in slabs:
             slab = pool.open(name_or_id(target))
             slab.free()

@@ -17,7 +17,7 @@ from crc32c import crc32c
 
 import farpool
 from farpool.cli.file_trailer import TRAILER_NBYTES, FileTrailer
-from farpool.cli.options import AsJson, DataTransport, Timeout, Url, name_or_id
+from farpool.cli.options import AsJson, DataTransport, Tenant, Timeout, Url, name_or_id
 from farpool.cli.output import warn
 from farpool.cli.screens import Advance, progress_bar
 from farpool.cli.transfers import CHUNK_NBYTES, Transfer
@@ -34,13 +34,14 @@ def get(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it.", show_default=False)],
     transport: DataTransport = "auto",
     url: Url = None,
+    tenant: Tenant = None,
     as_json: AsJson = False,
     timeout: Timeout = 10.0,
 ) -> None:
     """Write a slab to a file; what `put` stored is verified, and a damaged file is never left behind."""
     target = _target(file)
     with (
-        farpool.connect(url, transport=transport, timeout=timeout) as pool,
+        farpool.connect(url, tenant=tenant, transport=transport, timeout=timeout) as pool,
         pool.open(name_or_id(name), mode="r") as slab,
     ):
         trailer = _trailer(slab, name)

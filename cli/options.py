@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -13,8 +14,10 @@ __all__ = [
     "AsJson",
     "DataTransport",
     "KeptLease",
+    "Tenant",
     "Timeout",
     "Url",
+    "forget_credentials",
     "name_or_id",
     "parse_kept_lease",
     "parse_seconds",
@@ -52,6 +55,12 @@ def name_or_id(target: str) -> str | int:
     return int(target) if target.isascii() and target.isdigit() else target
 
 
+def forget_credentials() -> None:
+    """Take the tenant and token out of the environment: they are for the user's pool, not for one that we start."""
+    for name in ("FARPOOL_TENANT", "FARPOOL_TOKEN", "FARPOOL_TOKEN_FILE"):
+        os.environ.pop(name, None)
+
+
 def split_names(text: str) -> tuple[str, ...]:
     """Return the names of a comma-separated list, without blanks and repetitions."""
     return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
@@ -63,7 +72,16 @@ Url = Annotated[
         "--url",
         envvar="FARPOOL_URL",
         metavar="URL",
-        help="The pool: farpool://HOST:PORT or unix:///PATH. Default: the server on this host.",
+        help="The pool: farpool://HOST:PORT, farpools:// with TLS, or unix:///PATH. Default: this host's.",
+    ),
+]
+Tenant = Annotated[
+    str | None,
+    typer.Option(
+        "--tenant",
+        envvar="FARPOOL_TENANT",
+        metavar="NAME",
+        help="Whose slabs; its token comes from FARPOOL_TOKEN or FARPOOL_TOKEN_FILE.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line, for a program to read.")]

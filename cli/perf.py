@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import farpool
-from farpool.cli.options import AsJson, Url, parse_seconds, split_names
+from farpool.cli.options import AsJson, Url, forget_credentials, parse_seconds, split_names
 from farpool.cli.output import print_record, warn
 from farpool.cli.screens import console
 from farpool.perf import posting, rdma_reads, table
@@ -94,6 +94,7 @@ def _pool_at(url: str | None, arena: str | None) -> Generator[str]:
     if url is not None:
         yield url
         return
+    forget_credentials()
     with farpool.serve_embedded(transports=harness.TRANSPORTS, arena=arena) as server:
         yield server.url
 

@@ -14,7 +14,7 @@ from crc32c import crc32c
 
 import farpool
 from farpool.cli.file_trailer import TRAILER_NBYTES, FileTrailer
-from farpool.cli.options import AsJson, DataTransport, KeptLease, Timeout, Url, parse_kept_lease
+from farpool.cli.options import AsJson, DataTransport, KeptLease, Tenant, Timeout, Url, parse_kept_lease
 from farpool.cli.output import warn
 from farpool.cli.screens import Advance, progress_bar
 from farpool.cli.transfers import CHUNK_NBYTES, Transfer
@@ -34,12 +34,16 @@ def put(
     lease: KeptLease = "persistent",
     transport: DataTransport = "auto",
     url: Url = None,
+    tenant: Tenant = None,
     as_json: AsJson = False,
     timeout: Timeout = 10.0,
 ) -> None:
     """Store a file in a slab of its own, with a checksum that `get` verifies."""
     kept = parse_kept_lease(lease)
-    with _open_regular(file) as source, farpool.connect(url, transport=transport, timeout=timeout) as pool:
+    with (
+        _open_regular(file) as source,
+        farpool.connect(url, tenant=tenant, transport=transport, timeout=timeout) as pool,
+    ):
         nbytes = os.fstat(source.fileno()).st_size
         slab = pool.allocate(nbytes + TRAILER_NBYTES, name=file.name if name is None else name, lease=kept)
         started = time.perf_counter()

@@ -39,6 +39,18 @@ def serve(
     session_timeout: Annotated[
         str | None, _setting("--session-timeout", "SECONDS", "Silence that ends a session. Default 10.")
     ] = None,
+    authentication: Annotated[
+        str | None, _setting("--authentication", "KIND", "none or required: must a client be known? Default none.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Let everybody in who reaches --listen, from other hosts too.")
+    ] = False,
+    audit_log: Annotated[
+        str | None, _setting("--audit-log", "FILE", "Administrative acts and refusals. Default: with the log.")
+    ] = None,
+    takeover: Annotated[
+        bool, typer.Option("--takeover", help="Take the place of the server that runs with these settings.")
+    ] = False,
     log_level: Annotated[str | None, _setting("--log-level", "LEVEL", "debug, info, warning or error.")] = None,
     log_format: Annotated[str | None, _setting("--log-format", "FORMAT", "auto, json or console.")] = None,
 ) -> None:
@@ -56,10 +68,13 @@ def serve(
         "data_listen": data_listen,
         "transports": None if transports is None else list(split_names(transports)),
         "session_timeout": session_timeout,
+        "authentication": authentication,
+        "insecure": insecure or None,
+        "audit_log": audit_log,
         "log_level": log_level,
         "log_format": log_format,
     }
     try:
-        serve_pool(load_settings(config, overrides))
+        serve_pool(load_settings(config, overrides), takeover=takeover)
     except ConfigurationError as error:
         raise InvalidArgument(error.message) from error

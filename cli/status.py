@@ -5,19 +5,22 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 from rich.table import Table
 
 import farpool
-from farpool.cli.options import AsJson, Timeout, Url, parse_seconds
-from farpool.cli.output import print_struct
+from farpool.cli.options import AsJson, Tenant, Timeout, Url, parse_seconds
+from farpool.cli.quota import usage_of
 from farpool.cli.release import describe_quarantined
 from farpool.cli.screens import console, fields_table, rows_table
+from farpool.client.administration import Administration
 from farpool.protocol.errors import DeadlineExceeded, ServerLost
 from farpool.protocol.units import format_bytes
 
 if TYPE_CHECKING:
     from farpool.protocol.messages import ServerStat
+    from farpool.protocol.tenant_messages import TenantInfo
 
 __all__ = ["status"]
 
@@ -28,6 +31,7 @@ LONGEST_PAUSE = 0.25
 
 def status(
     url: Url = None,
+    tenant: Tenant = None,
     wait: Annotated[
         float | None,
         typer.Option(
@@ -37,31 +41,51 @@ def status(
             help="Keep trying this long until the server answers.",
         ),
     ] = None,
+    tenants: Annotated[
+        bool, typer.Option("--tenants", help="Show each tenant and its quota too; for administrators.")
+    ] = False,
     as_json: AsJson = False,
     timeout: Timeout = 10.0,
 ) -> None:
     """Show the pool's capacity, sessions and transports."""
-    stat = _ask(url, timeout) if wait is None else _ask_until(url, timeout, time.monotonic() + wait)
+    stat = _ask(url, tenant, timeout) if wait is None else _ask_until(url, tenant, timeout, time.monotonic() + wait)
+    listed = _tenants(url, timeout) if tenants else None
     if as_json:
-        print_struct(stat)
+        print_record(msgspec.to_builtins(stat) | ({} if listed is None else {"tenants": msgspec.to_builtins(listed)}))
         return
     screen = console()
     screen.print(_summary(stat))
     screen.print()
     screen.print(_transports(stat))
+    if listed is not None:
+        screen.print()
+        screen.print(_quotas(listed))
 
 
-def _ask(url: str | None, timeout: float) -> ServerStat:
-    with farpool.connect(url, timeout=timeout) as pool:
+def _tenants(url: str | None, timeout: float) -> list[TenantInfo]:
+    with Administration(url, timeout) as administration:
+        return administration.tenants()
+
+
+def _quotas(tenants: list[TenantInfo]) -> Table:
+    columns = ("bytes", "slabs", "sessions", "requests/s")
+    table = rows_table("tenant", *columns, right=columns)
+    for info in tenants:
+        table.add_row(info.name, *usage_of(info))
+    return table
+
+
+def _ask(url: str | None, tenant: str | None, timeout: float) -> ServerStat:
+    with farpool.connect(url, tenant=tenant, timeout=timeout) as pool:
         return pool.stat()
 
 
-def _ask_until(url: str | None, timeout: float, deadline: float) -> ServerStat:
+def _ask_until(url: str | None, tenant: str | None, timeout: float, deadline: float) -> ServerStat:
     pause = FIRST_PAUSE
     while True:
         remaining = deadline - time.monotonic()
         try:
-            return _ask(url, max(0.01, min(timeout, remaining)))
+            return _ask(url, tenant, max(0.01, min(timeout, remaining)))
         except (ServerLost, DeadlineExceeded):
             remaining = deadline - time.monotonic()
             if remaining <= 0:

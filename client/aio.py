@@ -9,30 +9,40 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, TypeVarTuple, Unpack
 
+from farpool.client import grants
+from farpool.client.aio_draft import Draft, Reserving
+from farpool.client.aio_versions import AwaitableVersions
 from farpool.client.attachment import Attachment
 from farpool.client.deadlines import deadline_after, seconds_left
+from farpool.client.encryption import Tls
 from farpool.client.pool import DEFAULT_TIMEOUT, PoolHandle, open_session
 from farpool.client.session import Session
 from farpool.client.signatures import Batch, CompareSwap, FetchAdd, Load, Read, Store, Transfer
 from farpool.client.slab import DATA_METHODS, SlabHandle, keep_error
 from farpool.client.transports import AUTO, Selection
-from farpool.protocol.errors import DeadlineExceeded, InvalidArgument
+from farpool.client.versions import VersionedRegion, Versions
+from farpool.client.waiting import Waiter, notify
+from farpool.protocol.errors import DeadlineExceeded, InvalidArgument, StaleSlab
+from farpool.protocol.grant_messages import GrantInfo
 from farpool.protocol.messages import Quarantined, ServerStat, SlabInfo
 from farpool.protocol.units import Lease
-from farpool.transports.contract import AwaitableRegion
+from farpool.transports.contract import AwaitableRegion, Region
 
-__all__ = ["Connecting", "Pool", "Slab", "connect"]
+__all__ = ["Connecting", "Draft", "Pool", "Slab", "connect"]
 
 Arguments = TypeVarTuple("Arguments")
 T = TypeVar("T")
 
 THREADS: Final = 32
 """Control operations of one pool that may wait at once; more of them queue, until their deadline at most."""
+
+WAITS: Final = 64
+"""Waits for words that have a thread at once; with more of them they take turns of a second."""
 
 
 def connect(
@@ -41,16 +51,26 @@ def connect(
     transport: str = AUTO,
     timeout: float = DEFAULT_TIMEOUT,
     tenant: str | None = None,
+    token: str | None = None,
+    tls: Tls | None = None,
 ) -> Connecting:
     """Open a session as :func:`farpool.connect` does: ``await`` it, or use it in ``async with``."""
-    return Connecting(url, transport, timeout, tenant)
+    return Connecting(url, transport, timeout, tenant, token, tls)
 
 
 class Connecting:
     """A pool to be: ``await`` gives it, ``async with`` gives and closes it."""
 
-    def __init__(self, url: str | None, transport: str, timeout: float, tenant: str | None) -> None:
-        self._arguments = (url, transport, timeout, tenant)
+    def __init__(
+        self,
+        url: str | None,
+        transport: str,
+        timeout: float,
+        tenant: str | None,
+        token: str | None,
+        tls: Tls | None,
+    ) -> None:
+        self._arguments = (url, transport, timeout, tenant, token, tls)
         self._pool: Pool | None = None
 
     def __await__(self) -> Generator[Any, None, Pool]:
@@ -94,6 +114,7 @@ class Pool(PoolHandle):
     def __init__(self, session: Session, selection: Selection, timeout: float, threads: ThreadPoolExecutor) -> None:
         super().__init__(session, selection, timeout)
         self._threads = threads
+        self._waits: ThreadPoolExecutor | None = None
         self._ending: Future[None] | None = None
 
     async def allocate(
@@ -109,9 +130,33 @@ class Pool(PoolHandle):
         made = await self._run(self._deadline(timeout), _abandon, self._allocate, nbytes, name, lease, atomics)
         return Slab(self, made)
 
-    async def open(self, slab: str | int, *, mode: str = "rw", timeout: float | None = None) -> Slab:
+    async def open(
+        self,
+        slab: str | int,
+        *,
+        mode: str = "rw",
+        exclusive: bool = False,
+        tenant: str | None = None,
+        timeout: float | None = None,
+    ) -> Slab:
         """Attach a slab that exists; see :meth:`farpool.Pool.open`."""
-        return Slab(self, await self._run(self._deadline(timeout), _close, self._open, slab, mode))
+        opened = await self._run(self._deadline(timeout), _close, self._open, slab, mode, exclusive, tenant)
+        return Slab(self, opened)
+
+    def reserve(
+        self, slab: Slab, *, copy: bool = False, checksum: bool = True, timeout: float | None = None
+    ) -> Reserving:
+        """Make a draft of *slab*: what :meth:`farpool.aio.Slab.reserve` does. If cancelled, no draft is left."""
+
+        async def reserve() -> Draft:
+            made = await self._run(self._deadline(timeout), _abandon, self._reserve, slab, copy)
+            return Draft(self, made, slab.info, checksum=checksum)
+
+        return Reserving(reserve)
+
+    async def commit(self, drafts: Iterable[Draft], *, timeout: float | None = None) -> None:
+        """Let drafts take the place of their slabs' bytes, all or none; see :meth:`farpool.Pool.commit`."""
+        await self._run(self._deadline(timeout), _keep, self.commit_drafts, list(drafts))
 
     async def allocate_many(
         self, sizes: Iterable[int | str], *, lease: Lease = "session", timeout: float | None = None
@@ -145,7 +190,7 @@ class Pool(PoolHandle):
         """
         if self._ending is None:
             self._ending = _start(self._end)
-            self._threads.shutdown(wait=False)
+            self._dismiss_threads()
         ending = self._ending
         return Closing(lambda: asyncio.shield(asyncio.wrap_future(ending)))
 
@@ -165,8 +210,13 @@ class Pool(PoolHandle):
         try:
             warnings.warn(f"{self!r} was never closed; use async with", ResourceWarning, source=self, stacklevel=2)
         finally:
-            self._threads.shutdown(wait=False)
+            self._dismiss_threads()
             self._end(patience=0.0)
+
+    def _dismiss_threads(self) -> None:
+        self._threads.shutdown(wait=False)
+        if self._waits is not None:
+            self._waits.shutdown(wait=False)
 
     # What slabs need of their pool --------------------------------------------------------------------------
 
@@ -178,10 +228,44 @@ class Pool(PoolHandle):
         """Free one slab."""
         await self._run(self._deadline(timeout), _keep, attachment.free)
 
+    async def ask(
+        self, question: Callable[[Unpack[Arguments], float], T], *arguments: *Arguments, timeout: float | None
+    ) -> T:
+        """Ask the server about one slab."""
+        return await self._run(self._deadline(timeout), _keep, question, *arguments)
+
+    async def wait(self, waiter: Waiter, deadline: float) -> int:
+        """Wait for a word, a second of a thread at a time, so that waits take turns where there are many."""
+        while True:
+            self._check()
+            if self._waits is None:
+                self._waits = ThreadPoolExecutor(WAITS, thread_name_prefix="farpool-aio-wait")
+            value = await _run(self._waits, deadline, _keep, waiter.look)
+            if value is not None:
+                return value
+
+    async def notify(self, attachment: Attachment, offset: int, timeout: float | None) -> None:
+        """Let whoever waits for a word look at it now."""
+        await self._run(self._deadline(timeout), _keep, notify, attachment, offset)
+
+    async def renew(self, versions: Versions, seen: Attachment, error: StaleSlab, deadline: float) -> Attachment:
+        """Attach what has replaced the memory of a slab, in a thread."""
+        return await self._run(deadline, _keep, versions.renew, seen, error)
+
+    async def discard(self, draft: Draft) -> None:
+        """End a draft that was not committed."""
+        if self._ending is None and not self._session.closed and not draft.committed:
+            await self._run(self._deadline(None), _keep, draft.discard_now)
+
     def flush(self) -> None:
         """Tell the server in a thread what was let go."""
         if self._ending is None:
             self._threads.submit(self._session.flush)
+
+    def _check(self) -> None:
+        self._session.check()
+        if self._ending is not None:
+            raise InvalidArgument("this pool is closed; connect again")
 
     async def _run(
         self,
@@ -191,9 +275,7 @@ class Pool(PoolHandle):
         *arguments: *Arguments,
     ) -> T:
         """Await *function* of the arguments and the deadline, which counts from now, also while it queues."""
-        self._session.check()
-        if self._ending is not None:
-            raise InvalidArgument("this pool is closed; connect again")
+        self._check()
         return await _run(self._threads, deadline, undo, function, *arguments, deadline)
 
 
@@ -221,7 +303,7 @@ class Slab(SlabHandle):
 
     def __init__(self, pool: Pool, attachment: Attachment) -> None:
         super().__init__(pool, attachment)
-        self._twin = twin = pool.awaitable(attachment)
+        self._twin = twin = AwaitableVersions(pool, self.versions, attachment)
         self.read_into = twin.read_into
         self.read = twin.read
         self.write = twin.write
@@ -232,10 +314,41 @@ class Slab(SlabHandle):
         self.fetch_add = twin.fetch_add
         self.compare_swap = twin.compare_swap
 
+    async def wait(self, offset: int, expected: int, timeout: float | None = None) -> int:
+        """Wait until a word has changed; see :meth:`farpool.Slab.wait`."""
+        deadline = deadline_after(timeout, self.attachment.ticket.timeout)
+        return await self._pool.wait(Waiter(self.attachment, self.versions, offset, expected, deadline), deadline)
+
+    async def notify(self, offset: int, timeout: float | None = None) -> None:
+        """Let whoever waits for a word look at it now; see :meth:`farpool.Slab.notify`."""
+        await self._pool.notify(self.attachment, offset, timeout)
+
+    def _region(self) -> Region:
+        self.versions.current = self._attachment
+        return VersionedRegion(self.versions)
+
+    def reserve(self, *, copy: bool = False, checksum: bool = True, timeout: float | None = None) -> Reserving:
+        """Make a draft of the slab: ``await`` it, or use it in ``async with``; see :meth:`farpool.Slab.reserve`."""
+        return self._pool.reserve(self, copy=copy, checksum=checksum, timeout=timeout)
+
     async def free(self, *, timeout: float | None = None) -> None:
         """End the slab; see :meth:`farpool.Slab.free`."""
         await self._pool.free(self.attachment, timeout)
         await self._twin.close()
+
+    async def grant(
+        self, tenant: str, *, mode: str = "r", expires: float | None = None, timeout: float | None = None
+    ) -> None:
+        """Let another tenant attach the slab; see :meth:`farpool.Slab.grant`."""
+        await self._pool.ask(grants.grant, self.attachment, tenant, mode, expires, timeout=timeout)
+
+    async def revoke(self, tenant: str, *, timeout: float | None = None) -> None:
+        """Take the slab from another tenant; see :meth:`farpool.Slab.revoke`."""
+        await self._pool.ask(grants.revoke, self.attachment, tenant, timeout=timeout)
+
+    async def grants(self, *, timeout: float | None = None) -> Sequence[GrantInfo]:
+        """Return the slab's grants; see :meth:`farpool.Slab.grants`."""
+        return await self._pool.ask(grants.list_grants, self.attachment, timeout=timeout)
 
     def close(self) -> Closing:
         """Let go of the slab without freeing it. Idempotent; done even if the result is never awaited.
@@ -243,7 +356,10 @@ class Slab(SlabHandle):
         Raises:
             RegionInUse: arrays or views made from it are alive; delete them first.
         """
-        if self.attachment.let_go():
+        let_go = self.attachment.let_go()
+        exclusive = self.exclusive
+        self.versions.close_quietly()
+        if let_go or exclusive:
             self._pool.flush()
         return Closing(self._twin.close)
 

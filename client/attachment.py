@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -19,19 +19,32 @@ from typing import Any, NamedTuple
 from farpool.client.deadlines import seconds_left
 from farpool.client.pipeline import Pipeline
 from farpool.client.session import Session
+from farpool.client.verified import Checksums
 from farpool.protocol.addresses import fill_host
-from farpool.protocol.errors import FarpoolError, InvalidArgument, ReadOnly, RegionInUse, ServerLost
+from farpool.protocol.errors import (
+    FarpoolError,
+    InvalidArgument,
+    PermissionDenied,
+    ReadOnly,
+    RegionInUse,
+    ServerLost,
+    StaleSlab,
+)
 from farpool.protocol.messages import (
     Allocate,
     Attach,
     Attached,
+    Commit,
+    Committed,
     Detach,
     Done,
+    DraftEnd,
     Free,
     Negotiate,
     Negotiated,
     Open,
     Reply,
+    Reserve,
     SlabInfo,
 )
 from farpool.transports.contract import ClientContext, ClientTransport, Mode, Region, Ticket
@@ -39,7 +52,7 @@ from farpool.transports.contract import ClientContext, ClientTransport, Mode, Re
 __all__ = ["Attachment", "Attachments"]
 
 Key = tuple[int, int]
-"""Id and generation of a slab."""
+"""Id of a slab, and generation of the memory of it that is attached: commits give it new ones."""
 
 
 def parse_atomics(atomics: str | None) -> str:
@@ -52,12 +65,18 @@ def parse_atomics(atomics: str | None) -> str:
 class Attachment:
     """One attached slab. Thread-safe. Its slab is let go as well when its region is dropped without ``close``."""
 
-    __slots__ = ("_gone", "_owner", "info", "mode", "region", "serial", "ticket")
+    __slots__ = ("_gone", "checksums", "exclusive", "info", "mode", "owner", "region", "serial", "ticket")
 
-    def __init__(self, owner: Attachments, info: SlabInfo, mode: Mode, ticket: Ticket, region: Region) -> None:
-        self._owner = owner
+    def __init__(self, owner: Attachments, reply: Attached, mode: Mode, ticket: Ticket, region: Region) -> None:
+        self.owner = owner
         self._gone = False
-        self.info = info
+        self.exclusive = 0
+        """Number by which the session was given the slab for itself; 0 if it was not."""
+        self.info = info = reply.slab
+        self.checksums = (
+            Checksums(reply.block, reply.checksums, info.nbytes, ticket.label) if reply.block and info.commits else None
+        )
+        """What reads of it are verified with."""
         self.mode: Mode = mode
         self.ticket = ticket
         self.region = region
@@ -65,33 +84,38 @@ class Attachment:
 
     @property
     def key(self) -> Key:
-        """Id and generation."""
-        return self.info.id, self.info.generation
+        """Id, and generation of the memory."""
+        return self.info.id, self.info.memory_generation
+
+    @property
+    def session(self) -> Session:
+        """The session that has it attached."""
+        return self.owner.session
 
     @property
     def transport(self) -> str:
         """Name of the transport it is attached over."""
-        return self._owner.transport
+        return self.owner.transport
 
     def close(self) -> None:
         """Let go of the slab, which lives on; ``RegionInUse`` while views live. Idempotent."""
         if self.let_go():
-            self._owner.session.flush()
+            self.owner.session.flush()
 
     def let_go(self) -> bool:
         """Close the region and queue what the server must know; return False if that was done before."""
         already, gone = self._gone, self.withdraw()
         if gone:
-            self._owner.part_detach(self.key)
+            self.owner.part_detach(self.key)
         return not already and self._gone
 
     def withdraw(self) -> bool:
         """Close the region; return whether the server must be told that this session has none of the slab any more."""
         self.region.close()
-        if self._gone or self._owner.session.forked:
+        if self._gone or self.owner.session.forked:
             return False
         self._gone = True
-        return self._owner.forget(self.key, self.serial)
+        return self.owner.forget(self.key, self.serial)
 
     def free(self, deadline: float) -> None:
         """End the slab; every attachment that this session has of it goes stale.
@@ -100,11 +124,11 @@ class Attachment:
             RegionInUse: views of this attachment are alive; nothing was freed.
             ReadOnly: it is for reading only; nothing was freed.
         """
-        self._owner.free(self, deadline)
+        self.owner.free(self, deadline)
 
     def abandon(self) -> None:
         """Free a slab that its caller will never see: queued, not waited for."""
-        self._owner.abandon((self,))
+        self.owner.abandon((self,))
 
 
 class Held(NamedTuple):
@@ -124,7 +148,10 @@ class Attachments:
         """Attachments whose region nobody holds any more; dealt with before the next request."""
         self.serials = count()
         self._client = client
-        self._timeout = timeout
+        self.timeout = timeout
+        self.given_up: deque[tuple[int, int]] = deque()
+        """Slabs that a handle had for itself which nobody holds any more, dealt with as well."""
+        self._exclusive: dict[int, set[int]] = {}
         self._lock = threading.RLock()
         self._held: dict[Key, dict[int, Held]] = {}  # by slab, then by serial number
         self._detaches = 0
@@ -168,39 +195,99 @@ class Attachments:
         reply: Attached | None = None
         try:
             reply = self.session.call(request, Attached, deadline, self._detach_late)
-            attachment = self.adopt(reply, mode, deadline)
+            attachment = self._adopt_or_again(reply, mode, deadline)
         except BaseException:
             if reply is not None:
                 self._detach_late(reply)
                 self.session.flush()
             raise
         if detaches != self._detaches:  # of this very slab, perhaps, and after it was granted: ask again
-            self._renew(attachment.key, mode, deadline - monotonic())
+            self._renew(attachment.info, mode, 0, deadline - monotonic())
+        if request.exclusive:
+            with self._lock:
+                attachment.exclusive = attachment.serial + 1
+                self._exclusive.setdefault(attachment.info.id, set()).add(attachment.exclusive)
         return attachment
+
+    def reserve(self, attachment: Attachment, *, copy: bool, deadline: float) -> Attachment:
+        """Make a draft of an attached slab and attach it; if that cannot be, the draft is ended."""
+        if attachment.mode == "r":
+            raise ReadOnly(f'slab {attachment.ticket.label} was opened in mode "r"; open it in mode "rw" to reserve')
+        self.sweep()
+        info = attachment.info
+        request = Reserve(id=info.id, generation=info.generation, transport=self.transport, copy=copy)
+        reply: Attached | None = None
+        try:
+            reply = self.session.call(request, Attached, deadline, self._free_late)
+            return self.adopt(reply, "rw", deadline)
+        except BaseException:
+            if reply is not None:
+                self._free_late(reply)
+                self.session.flush()
+            raise
+
+    def commit(self, drafts: Sequence[tuple[Attachment, Callable[[], DraftEnd]]], deadline: float) -> list[SlabInfo]:
+        """Commit drafts, each with what lets go of its memory; ``RegionInUse`` commits none."""
+        self.session.check()
+        self.sweep()
+        ends: list[DraftEnd] = []
+        try:
+            ends += [withdraw() for _, withdraw in drafts]
+            return self.session.call(Commit(drafts=ends), Committed, deadline).slabs
+        except BaseException:
+            for (attachment, _), end in zip(drafts, ends, strict=False):
+                if end.detached:  # that may not have arrived
+                    self.part_detach(attachment.key)
+            raise
+
+    def attach_again(self, info: SlabInfo, mode: Mode, deadline: float) -> Attachment:
+        """Attach the memory that a slab has now; raise ``StaleSlab`` if this life of it has ended."""
+        self.sweep()
+        request = Attach(id=info.id, generation=info.generation, mode=mode, transport=self.transport)
+        while True:
+            reply = self.session.call(request, Attached, deadline, self._detach_late)
+            try:
+                return self.adopt(reply, mode, deadline)
+            except StaleSlab:  # replaced once more, before it was reached; that it has ended, the server says
+                self._detach_late(reply)
+                if monotonic() >= deadline:
+                    raise
+            except BaseException:
+                self._detach_late(reply)
+                self.session.flush()
+                raise
 
     def adopt(self, reply: Attached, mode: Mode, deadline: float) -> Attachment:
         """Make the region of a slab that the server has attached."""
         info = reply.slab
-        key = info.id, info.generation
+        key = info.id, info.memory_generation
         ticket = Ticket(
             nbytes=info.nbytes,
             slab_id=info.id,
-            generation=info.generation,
-            writable=mode == "rw",
+            generation=info.memory_generation,
+            writable=mode == "rw" and not info.commits,
             params=fill_host(reply.params, self.session.address),
-            renew=partial(self._renew, key, mode),
-            timeout=self._timeout,
+            renew=partial(self._renew, info, mode, info.memory_generation),
+            timeout=self.timeout,
             atomics=info.atomics,
             label=info.name or f"#{info.id}",
         )
         region = self._reach(ticket, deadline)
-        attachment = Attachment(self, info, mode, ticket, region)
+        attachment = Attachment(self, reply, mode, ticket, region)
         item, dropped = (key, attachment.serial), self.dropped
         # The collector runs in any thread, with any lock held: what it takes is noted, and no more.
         held = Held(mode, weakref.ref(region, lambda _: dropped.append(item)))
         with self._lock:
             self._held.setdefault(key, {})[attachment.serial] = held
         return attachment
+
+    def _adopt_or_again(self, reply: Attached, mode: Mode, deadline: float) -> Attachment:
+        """Make the region of a slab, of other memory if that was replaced before it was reached."""
+        try:
+            return self.adopt(reply, mode, deadline)
+        except StaleSlab:
+            self._detach_late(reply)
+            return self.attach_again(reply.slab, mode, deadline)
 
     def _reach(self, ticket: Ticket, deadline: float) -> Region:
         try:
@@ -209,8 +296,16 @@ class Attachments:
             ticket.params = ticket.renew(deadline - monotonic())
             return self._client.attach(ticket, seconds_left(deadline))
 
-    def _renew(self, key: Key, mode: Mode, timeout: float) -> Mapping[str, Any]:
-        request = Attach(id=key[0], generation=key[1], mode=self._widest(key, mode), transport=self.transport)
+    def _renew(self, info: SlabInfo, mode: Mode, memory: int, timeout: float) -> Mapping[str, Any]:
+        """Attach this memory of the slab again, or with *memory* 0 what it has now; return the new parameters."""
+        key = info.id, info.memory_generation
+        request = Attach(
+            id=info.id,
+            generation=info.generation,
+            mode=self._widest(key, mode),
+            transport=self.transport,
+            memory=memory,
+        )
         reply = self.session.call(request, Attached, monotonic() + max(timeout, 0.0))
         return fill_host(reply.params, self.session.address)
 
@@ -222,14 +317,13 @@ class Attachments:
     def _free_late(self, reply: Reply) -> None:
         """Free a slab whose allocation nobody waits for any more."""
         assert isinstance(reply, Attached)
-        key = reply.slab.id, reply.slab.generation
-        self.part_detach(key)
-        self.session.part(_free_request(key))
+        self.part_detach((reply.slab.id, reply.slab.memory_generation))
+        self.session.part(Free(id=reply.slab.id, generation=reply.slab.generation))
 
     def _detach_late(self, reply: Reply) -> None:
         """Take back an attach that nobody waits for any more."""
         assert isinstance(reply, Attached)
-        key = reply.slab.id, reply.slab.generation
+        key = reply.slab.id, reply.slab.memory_generation
         with self._lock:
             if key not in self._held:
                 self.part_detach(key)
@@ -266,7 +360,7 @@ class Attachments:
             if request.detached:  # it may not have arrived
                 self.part_detach(attachment.key)
             raise
-        self.revoke(attachment.key)
+        self.revoke_all(attachment.info.id)
 
     def abandon(self, attachments: Iterable[Attachment]) -> None:
         """Free slabs that their caller will never see: queued, sent together, not waited for."""
@@ -276,10 +370,16 @@ class Attachments:
 
     def _free_request_of(self, attachment: Attachment) -> Free:
         """Let go of *attachment*, and return the request that says both: one message instead of two."""
+        if attachment.info.tenant != self.session.welcome.tenant:
+            raise PermissionDenied(
+                f'slab {attachment.ticket.label} is the tenant "{attachment.info.tenant}"\'s, which alone may free it; '
+                "close it to let it go"
+            )
         if attachment.mode == "r":
             raise ReadOnly(f'slab {attachment.ticket.label} was opened in mode "r"; open it in mode "rw" to free it')
         detached = self.transport if attachment.withdraw() else ""
-        return Free(id=attachment.key[0], generation=attachment.key[1], detached=detached)
+        info = attachment.info
+        return Free(id=info.id, generation=info.generation, detached=detached, memory=info.memory_generation)
 
     def free_many(self, attachments: Sequence[Attachment], deadline: float) -> None:
         """Free many slabs with pipelined requests; the first error is raised once all were tried."""
@@ -290,13 +390,13 @@ class Attachments:
         for attachment in attachments:
             try:
                 requests.append(self._free_request_of(attachment))
-            except (ReadOnly, RegionInUse) as error:
+            except (PermissionDenied, ReadOnly, RegionInUse) as error:
                 errors.append(error)
         replies = Pipeline(self.session, requests, Done, deadline).run()
         for request, reply in zip(requests, replies, strict=True):
             if request.detached and isinstance(reply, FarpoolError):
-                self.part_detach((request.id, request.generation))
-            self.revoke((request.id, request.generation))
+                self.part_detach((request.id, request.memory))
+            self.revoke_all(request.id)
         errors += [reply for reply in replies if isinstance(reply, FarpoolError)]
         if errors:
             raise errors[0]
@@ -309,8 +409,29 @@ class Attachments:
                 self.release(key, serial)
         self.session.flush()
 
+    def revoke_all(self, slab_id: int) -> None:
+        """Do the same for a slab whose life has ended, whatever memory of it is attached."""
+        with self._lock:
+            keys = [key for key in self._held if key[0] == slab_id]
+        for key in keys:
+            self.revoke(key)
+
+    def give_up(self, slab_id: int, number: int) -> None:
+        """Let other sessions attach a slab again, once no handle here has it for this session alone."""
+        with self._lock:
+            numbers = self._exclusive.get(slab_id, set())
+            numbers.discard(number)
+            if numbers or self._exclusive.pop(slab_id, None) is None:
+                return
+        self.session.part(Detach(id=slab_id, generation=0, transport=self.transport, exclusive=True))
+
     def sweep(self) -> None:
         """Deal with what the collector took."""
+        while self.given_up:
+            try:
+                self.give_up(*self.given_up.popleft())
+            except IndexError:
+                break  # another thread was quicker
         while self.dropped:
             try:
                 key, serial = self.dropped.popleft()
@@ -343,7 +464,7 @@ class Attachments:
 
     def _event(self, kind: str, fields: dict[str, Any]) -> None:
         match kind, fields:
-            case (("revoked" | "expired"), {"id": int(slab_id), "generation": int(generation)}):
+            case (("revoked" | "expired" | "replaced"), {"id": int(slab_id), "generation": int(generation)}):
                 self.revoke((slab_id, generation))
             case _:
                 pass  # draining needs no act of ours; a newer server may send other events
@@ -358,8 +479,4 @@ def client_context(session: Session, transport: str) -> ClientContext:
         return fill_host(reply.params, session.address)
 
     options = dict(session.address.options)
-    return ClientContext(options=options, negotiate=negotiate, connected=session.is_connected)
-
-
-def _free_request(key: Key) -> Free:
-    return Free(id=key[0], generation=key[1])
+    return ClientContext(options=options, negotiate=negotiate, connected=session.is_connected, tls=session.tls)

@@ -11,7 +11,7 @@ from typing import Final
 
 from farpool.client.deadlines import seconds_left
 from farpool.protocol.addresses import DEFAULT_PORT, Address, default_socket_path, parse_address
-from farpool.protocol.errors import DeadlineExceeded, PermissionDenied, TransportUnavailable
+from farpool.protocol.errors import DeadlineExceeded, PermissionDenied
 
 __all__ = ["dial", "find_address"]
 
@@ -26,18 +26,11 @@ def find_address(url: str | None, environment: Mapping[str, str] | None = None) 
 
     Raises:
         InvalidArgument: the URL (or ``FARPOOL_URL``) is none of ours.
-        TransportUnavailable: ``farpools://``, which this release does not speak.
     """
     environment = os.environ if environment is None else environment
     url = url if url is not None else environment.get("FARPOOL_URL") or None
     if url is not None:
-        address = parse_address(url)
-        if address.tls:
-            raise TransportUnavailable(
-                f"{address} asks for TLS, which this release does not have; "
-                f"use farpool://{address.host}:{address.port} inside a network that you trust, or unix:///PATH"
-            )
-        return address
+        return parse_address(url)
     path = default_socket_path(environment, os.getuid())
     if _is_socket(path):
         return Address(path=path)

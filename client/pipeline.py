@@ -8,7 +8,7 @@ from typing import Final, Generic, TypeVar
 from farpool.client.connection import Call, Connection, Late
 from farpool.client.session import Session, outcome_unknown
 from farpool.protocol.errors import FarpoolError, ServerLost, SlabNotFound, StaleSlab
-from farpool.protocol.messages import Allocate, Free, Reply, Request
+from farpool.protocol.messages import Free, Reply, Request
 
 __all__ = ["Pipeline"]
 
@@ -75,8 +75,8 @@ class Pipeline(Generic[R]):
             try:
                 return begun[0].finish(begun[1], self._reply_type, self._deadline)
             except ServerLost as lost:
-                if isinstance(request, Allocate):
-                    raise outcome_unknown(lost) from lost
+                if request.once:
+                    raise outcome_unknown(lost, request) from lost
         try:
             return self._session.call(request, self._reply_type, self._deadline, self._late)
         except (SlabNotFound, StaleSlab):

@@ -5,12 +5,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Sequence
 from functools import partial
-from types import NoneType, TracebackType
+from types import TracebackType
 from typing import NoReturn, Self, SupportsIndex
 
 from farpool.client.attachment import Attachment, Attachments, client_context, parse_atomics
+from farpool.client.credentials import find_credentials
 from farpool.client.deadlines import deadline_after, parse_timeout
 from farpool.client.dialing import find_address
+from farpool.client.draft import Draft, DraftHandle
+from farpool.client.encryption import Tls, find_tls
 from farpool.client.session import GOODBYE_SECONDS, Session
 from farpool.client.slab import Slab, SlabHandle, keep_error
 from farpool.client.transports import AUTO, Selection, TransportReport, select_transport
@@ -26,7 +29,16 @@ from farpool.protocol.messages import (
     SlabList,
     Stat,
 )
-from farpool.protocol.units import MAX_SLAB_BYTES, Lease, parse_lease, parse_mode, parse_size, shown, validate_name
+from farpool.protocol.units import (
+    MAX_SLAB_BYTES,
+    Lease,
+    parse_lease,
+    parse_mode,
+    parse_size,
+    shown,
+    validate_name,
+    validate_tenant,
+)
 
 __all__ = ["DEFAULT_TIMEOUT", "Pool", "PoolHandle", "connect", "open_session"]
 
@@ -106,16 +118,19 @@ class PoolHandle:
         )
         return self._attachments.allocate(request, deadline)
 
-    def _open(self, slab: str | int, mode: str, deadline: float) -> Attachment:
+    def _open(self, slab: str | int, mode: str, exclusive: bool, tenant: str | None, deadline: float) -> Attachment:
         wanted = parse_mode(mode)
+        owner = None if tenant is None else validate_tenant(tenant)
         if isinstance(slab, str):
-            request = Open(name=validate_name(slab), mode=wanted, transport=self.transport)
+            request = Open(
+                name=validate_name(slab), mode=wanted, transport=self.transport, exclusive=exclusive, tenant=owner
+            )
         elif isinstance(slab, bool) or not isinstance(slab, int):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidArgument(f"open takes a slab's name or id, not {slab!r}")
         elif not 0 < slab < MAX_SLAB_BYTES:
             raise InvalidArgument(f"a slab's id is a number over 0, not {slab}")
         else:
-            request = Open(id=slab, mode=wanted, transport=self.transport)
+            request = Open(id=slab, mode=wanted, transport=self.transport, exclusive=exclusive, tenant=owner)
         return self._attachments.open(request, wanted, deadline)
 
     def _allocate_many(self, sizes: Iterable[int | str], lease: Lease, deadline: float) -> list[Attachment]:
@@ -126,10 +141,24 @@ class PoolHandle:
     def _free_many(self, slabs: Iterable[SlabHandle], deadline: float) -> None:
         self._attachments.free_many([_attachment_of(slab) for slab in slabs], deadline)
 
+    def _reserve(self, slab: SlabHandle, copy: bool, deadline: float) -> Attachment:
+        return self._attachments.reserve(slab.attachment, copy=copy, deadline=deadline)
+
+    def commit_drafts(self, drafts: Sequence[DraftHandle], deadline: float) -> list[SlabInfo]:
+        """Commit drafts of this session, all or none."""
+        for draft in drafts:
+            if not isinstance(draft, DraftHandle):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise InvalidArgument(f"commit takes drafts, not {shown(draft)}; slab.reserve() makes one")
+        committed = self._attachments.commit([(draft.attachment, draft.withdraw) for draft in drafts], deadline)
+        for draft in drafts:
+            draft.committed = True
+        return committed
+
     def _deadline(self, timeout: float | None) -> float:
         return deadline_after(timeout, self._timeout)
 
     def _stat(self, deadline: float) -> ServerStat:
+        self._attachments.sweep()
         return self._session.call(Stat(), ServerStat, deadline)
 
     def _release_host(self, host: str, deadline: float) -> Quarantined:
@@ -194,13 +223,40 @@ class Pool(PoolHandle):
         """
         return Slab(self, self._allocate(nbytes, name, lease, atomics, self._deadline(timeout)))
 
-    def open(self, slab: str | int, *, mode: str = "rw", timeout: float | None = None) -> Slab:
+    def open(
+        self,
+        slab: str | int,
+        *,
+        mode: str = "rw",
+        exclusive: bool = False,
+        tenant: str | None = None,
+        timeout: float | None = None,
+    ) -> Slab:
         """Attach a slab that exists, by name or id; *mode* ``"r"`` allows reading only.
 
+        A slab of another *tenant* is found if that has granted it; it need not be named unless several have granted
+        one of that name, or this tenant has one itself.
+
+        With *exclusive* no other session can attach it until this handle is closed or this session ends. If a session
+        that has ended without a word may still have its memory mapped, the slab is first copied to other memory.
+
         Raises:
-            SlabNotFound: there is none of that name or id.
+            SlabNotFound: there is none of that name or id that this tenant may see.
+            PermissionDenied: it was granted for reading only.
+            SlabBusy: another session has it for itself, or has it attached and *exclusive* was asked for.
         """
-        return Slab(self, self._open(slab, mode, self._deadline(timeout)))
+        return Slab(self, self._open(slab, mode, exclusive, tenant, self._deadline(timeout)))
+
+    def reserve(self, slab: Slab, *, copy: bool = False, checksum: bool = True, timeout: float | None = None) -> Draft:
+        """Return a draft of *slab*: what :meth:`farpool.Slab.reserve` does."""
+        return Draft(self, self._reserve(slab, copy, self._deadline(timeout)), slab.info, checksum=checksum)
+
+    def commit(self, drafts: Iterable[Draft], *, timeout: float | None = None) -> None:
+        """Let drafts take the place of their slabs' bytes, all or none; see :meth:`farpool.Draft.commit`.
+
+        Whoever has read the new bytes of one of the slabs reads no old ones of another from then on.
+        """
+        self.commit_drafts(list(drafts), self._deadline(timeout))
 
     def allocate_many(
         self, sizes: Iterable[int | str], *, lease: Lease = "session", timeout: float | None = None
@@ -277,30 +333,37 @@ def connect(
     transport: str = AUTO,
     timeout: float = DEFAULT_TIMEOUT,
     tenant: str | None = None,
+    token: str | None = None,
+    tls: Tls | None = None,
 ) -> Pool:
     """Open a session with a pool server, and choose how its memory is reached.
 
-    *url* is ``farpool://HOST:PORT`` or ``unix:///PATH``; without one ``FARPOOL_URL`` is taken, else the
-    default Unix socket if there is one, else 127.0.0.1:7700. *transport* is a name, or ``"auto"`` for the
-    fastest that works from here; ``Pool.transport_report`` says why others were passed over. *timeout* is the
-    default of every call, in seconds.
+    *url* is ``farpool://HOST:PORT``, ``farpools://HOST:PORT`` with TLS, or ``unix:///PATH``; without one
+    ``FARPOOL_URL`` is taken, else the default Unix socket if there is one, else 127.0.0.1:7700. *transport* is a
+    name, or ``"auto"`` for the fastest that works from here; ``Pool.transport_report`` says why others were passed
+    over. *timeout* is the default of every call, in seconds. *tenant* is whom slabs are charged to, and *token* what
+    `farpool tenant add` printed for it; without them ``FARPOOL_TENANT`` and ``FARPOOL_TOKEN``, or the file that
+    ``FARPOOL_TOKEN_FILE`` names, are taken. The token itself is never sent. *tls* says whose certificates are accepted
+    over TLS, and what this client shows; without it the system's authorities, or what ``FARPOOL_TLS_CA`` and the like
+    name.
 
     Raises:
-        InvalidArgument: an address or transport that cannot be.
+        InvalidArgument: an address, transport or token that cannot be.
+        AuthenticationFailed: the server does not accept the token, wants one, or does not know it itself; or a
+            certificate, of either side, is not accepted.
         ServerLost: no server answers there.
         DeadlineExceeded: something accepts connections there, and says nothing.
         TransportUnavailable: the transport cannot be used from here; another one is never taken silently.
     """
-    return Pool(*open_session(url, transport, timeout, tenant))
+    return Pool(*open_session(url, transport, timeout, tenant, token, tls))
 
 
 def open_session(
-    url: str | None, transport: str, timeout: float, tenant: str | None
+    url: str | None, transport: str, timeout: float, tenant: str | None, token: str | None, tls: Tls | None
 ) -> tuple[Session, Selection, float]:
     """Open a session and choose its transport: what a pool and its awaitable twin are made of."""
-    if not isinstance(tenant, (str, NoneType)):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidArgument(f"a tenant is a name, or None for the server's default, not {shown(tenant)}")
-    session = Session(find_address(url), tenant)
+    address = find_address(url)
+    session = Session(address, find_credentials(tenant, token), find_tls(address, tls))
     default = parse_timeout(timeout)
     try:
         deadline = deadline_after(None, default)

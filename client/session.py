@@ -15,13 +15,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec.structs import replace
 
 from farpool.client.connection import Connection, Late
+from farpool.client.credentials import ANONYMOUS, Credentials
 from farpool.client.deadlines import seconds_left
 from farpool.client.dialing import dial
+from farpool.client.encryption import encrypt
 from farpool.native.control_channel import ControlChannel
 from farpool.native.fork import fork_count
 from farpool.protocol.addresses import Address, fill_host
@@ -40,6 +42,7 @@ from farpool.protocol.framing import MAX_FRAME_BYTES
 from farpool.protocol.messages import (
     PROTOCOL_VERSION,
     Allocate,
+    Challenged,
     Done,
     Free,
     Goodbye,
@@ -51,6 +54,9 @@ from farpool.protocol.messages import (
     Welcome,
     encode_request,
 )
+
+if TYPE_CHECKING:
+    from farpool.native.tls import TlsClient
 
 __all__ = ["GOODBYE_SECONDS", "Backoff", "Session", "outcome_unknown"]
 
@@ -93,10 +99,11 @@ class Session:
     A forked child that calls it gets ``ForkedSession``, and never touches the parent's connection.
     """
 
-    def __init__(self, address: Address, tenant: str | None = None) -> None:
+    def __init__(self, address: Address, credentials: Credentials = ANONYMOUS, tls: TlsClient | None = None) -> None:
         self.address = address
+        self.tls = tls
         self.on_event: Callable[[str, dict[str, Any]], None] = _ignore
-        self._tenant = tenant
+        self._credentials = credentials
         self._welcome: Welcome | None = None
         self._connection: Connection | None = None
         self._connecting = threading.RLock()
@@ -137,6 +144,7 @@ class Session:
         Raises:
             ServerLost: nobody listens at the address.
             DeadlineExceeded: somebody does, and says nothing.
+            AuthenticationFailed: the server does not accept the credentials, or does not know their token itself.
             TransportUnavailable: this process may open no more files.
         """
         try:
@@ -166,8 +174,8 @@ class Session:
                 sent = True
                 return connection.finish(call, reply_type, deadline)
             except ServerLost as lost:
-                if sent and isinstance(request, Allocate):
-                    raise outcome_unknown(lost) from lost
+                if sent and request.once:
+                    raise outcome_unknown(lost, request) from lost
                 cause = lost
             except (SlabNotFound, StaleSlab):
                 if retries is None or not isinstance(request, Free):
@@ -224,8 +232,8 @@ class Session:
             self.check()
             try:
                 return self._connect(deadline)
-            except AuthenticationFailed:
-                if self._welcome is None:
+            except AuthenticationFailed as error:
+                if self._welcome is None or error.details.get("certificate"):
                     raise
                 self._welcome = None  # the old session has ended: open a new one
                 continue
@@ -242,7 +250,8 @@ class Session:
                 ) from cause
 
     def _connect(self, deadline: float) -> Connection:
-        channel = ControlChannel(dial(self.address, deadline), MAX_FRAME_BYTES)
+        fd = dial(self.address, deadline)
+        channel = ControlChannel(fd, MAX_FRAME_BYTES, encrypt(fd, self.address, self.tls, deadline))
         connection = Connection(channel, self._parting, self._event)
         try:
             self._welcome = self._say_hello(connection, deadline)
@@ -257,12 +266,18 @@ class Session:
 
     def _say_hello(self, connection: Connection, deadline: float) -> Welcome:
         known = self._welcome
+        proving = self._credentials.prove() if known is None else None  # a session that goes on has its own secret
+        proof = b""
+        if proving is not None:
+            challenge = connection.begin(proving.challenge, deadline)
+            proof = proving.answer(connection.finish(challenge, Challenged, deadline))
         hello = Hello(
             protocol=PROTOCOL_VERSION,
             client=_client_name(),
-            tenant=self._tenant,
+            tenant=self._credentials.tenant,
             pid=os.getpid(),
             resume=None if known is None else ResumeKey(session=known.session, secret=known.secret),
+            proof=proof,
         )
         call = connection.begin(hello, deadline)
         welcome = connection.finish(call, Welcome, deadline)
@@ -271,6 +286,8 @@ class Session:
                 f"the server speaks version {welcome.protocol} of the control protocol, this client "
                 f"{PROTOCOL_VERSION}; install the same release of farpool on both sides"
             )
+        if proving is not None:
+            proving.check(welcome.signature)
         offers = [replace(offer, params=fill_host(offer.params, self.address)) for offer in welcome.offers]
         return replace(welcome, offers=offers)
 
@@ -314,8 +331,13 @@ def _reason(error: OSError) -> str:
     return error.strerror or str(error) or type(error).__name__
 
 
-def outcome_unknown(lost: ServerLost) -> ServerLost:
-    """Return the error of an allocation whose connection broke before its reply."""
+def outcome_unknown(lost: ServerLost, request: Request) -> ServerLost:
+    """Return the error of a request whose connection broke before its reply, and that is not sent twice."""
+    if not isinstance(request, Allocate):
+        return ServerLost(
+            f"the server was lost in the middle of {request.operation} ({lost.message}); whether that took effect is "
+            "unknown: a draft that was not committed ends with the session"
+        )
     return ServerLost(
         f"the server was lost while it allocated ({lost.message}); whether the slab was made is unknown: "
         "a session slab ends with the session, others are seen with pool.slabs()"

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from math import prod
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, SupportsIndex, cast
 
+from farpool.client import grants
 from farpool.client.attachment import Attachment
 from farpool.client.deadlines import deadline_after
 from farpool.client.signatures import Batch, CompareSwap, FetchAdd, Load, Read, Store, Sync, Transfer, View
+from farpool.client.versions import VersionedRegion, Versions
+from farpool.client.waiting import Waiter, notify
 from farpool.protocol.errors import InvalidArgument, OutOfBounds, RegionInUse
+from farpool.protocol.grant_messages import GrantInfo
 from farpool.protocol.messages import SlabInfo
 from farpool.protocol.units import Lease, parse_size
-from farpool.transports.contract import Mode
+from farpool.transports.contract import Mode, Region
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
+
+    from farpool.client.draft import Draft
+    from farpool.transports.contract import Following
 
 __all__ = ["DATA_METHODS", "Slab", "SlabHandle", "keep_error"]
 
@@ -44,12 +51,21 @@ MAPPED_METHODS = {
 }
 
 
+class Reserver(Protocol):
+    """What a slab needs of its pool."""
+
+    def reserve(self, slab: Slab, *, copy: bool, checksum: bool, timeout: float | None) -> Draft:
+        """Make a draft of *slab*."""
+        ...
+
+
 class SlabHandle:
     """What a slab and its awaitable twin have in common: the facts, and the memory where it can be shown."""
 
     __slots__ = {
+        "_attachment": "What was attached first.",
         "_pool": "A slab keeps its pool open.",
-        "attachment": "The client's own record of what is attached; not for applications.",
+        "versions": "The memory that the slab has had since; not for applications.",
         **MAPPED_METHODS,
     }
 
@@ -61,10 +77,27 @@ class SlabHandle:
 
     def __init__(self, pool: object, attachment: Attachment) -> None:
         self._pool = pool
-        self.attachment = attachment
-        self.flush = attachment.region.flush
-        self.invalidate = attachment.region.invalidate
-        self.view = attachment.region.view
+        self._attachment = attachment
+        self.versions = Versions(attachment.owner, attachment.info, attachment.mode)
+        self.versions.exclusive = attachment.exclusive
+        region = self._region()
+        self.flush = region.flush
+        self.invalidate = region.invalidate
+        self.view = region.view
+
+    def _region(self) -> Region:
+        """Return what the methods are taken from: the transport's own region, if nothing must stand before it."""
+        return self._attachment.region
+
+    @property
+    def attachment(self) -> Attachment:
+        """The client's own record of what is attached now; not for applications."""
+        return self.versions.current or self._attachment
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether this session alone may have the slab attached, by this handle."""
+        return self.versions.exclusive > 0
 
     @property
     def id(self) -> int:
@@ -73,7 +106,7 @@ class SlabHandle:
 
     @property
     def generation(self) -> int:
-        """Number of this life of the slab; another one is another slab."""
+        """Number of this life of the slab, which commits leave as it is; another one is another slab."""
         return self.attachment.info.generation
 
     @property
@@ -181,9 +214,11 @@ class Slab(SlabHandle):
     fetch_add: FetchAdd[int]
     compare_swap: CompareSwap[int]
 
-    def __init__(self, pool: object, attachment: Attachment) -> None:
+    _pool: Reserver
+
+    def __init__(self, pool: Reserver, attachment: Attachment) -> None:
         super().__init__(pool, attachment)
-        region = attachment.region
+        region = self._region()
         self.read_into = region.read_into
         self.read = region.read
         self.write = region.write
@@ -193,6 +228,46 @@ class Slab(SlabHandle):
         self.store = region.store
         self.fetch_add = region.fetch_add
         self.compare_swap = region.compare_swap
+
+    def wait(self, offset: int, expected: int, timeout: float | None = None) -> int:
+        """Wait until the aligned word at *offset* is not *expected*, and return what it is then.
+
+        Writes and atomics over cxl and tcp, and ``notify``, wake it at once; what comes through views or RDMA it sees
+        after about a millisecond.
+
+        Raises:
+            StaleSlab: the slab ended meanwhile.
+            DeadlineExceeded: the word has not changed in time.
+        """
+        deadline = deadline_after(timeout, self.attachment.ticket.timeout)
+        return Waiter(self.attachment, self.versions, offset, expected, deadline).wait()
+
+    def notify(self, offset: int, timeout: float | None = None) -> None:
+        """Let whoever waits for the aligned word at *offset* look at it now; for stores through a view."""
+        notify(self.attachment, offset, deadline_after(timeout, self.attachment.ticket.timeout))
+
+    def _region(self) -> Region:
+        attachment, versions = self._attachment, self.versions
+        if attachment.info.commits or not hasattr(attachment.region, "follow"):
+            versions.current = attachment
+            return VersionedRegion(versions)
+        cast("Following", attachment.region).follow = versions.follow
+        return attachment.region
+
+    def reserve(self, *, copy: bool = False, checksum: bool = True, timeout: float | None = None) -> Draft:
+        """Return a draft: memory of the same size for the slab's next version, zeroes or with *copy* its bytes of now.
+
+        Readers see nothing of it before :meth:`farpool.Draft.commit`, and all of it after that. From the first commit
+        on the slab changes by commits alone: its ordinary writes raise ``ReadOnly``. With *checksum* each block's
+        crc32c is kept, and readers verify what they read.
+
+        Raises:
+            ReadOnly: this handle is for reading only.
+            SlabBusy: another session has the slab for itself.
+            PoolFull: there is no room for a second copy.
+            StaleSlab: the slab has ended.
+        """
+        return self._pool.reserve(self, copy=copy, checksum=checksum, timeout=timeout)
 
     def free(self, *, timeout: float | None = None) -> None:
         """End the slab: its bytes are gone, and every handle of it raises ``StaleSlab``.
@@ -204,13 +279,46 @@ class Slab(SlabHandle):
         """
         self.attachment.free(deadline_after(timeout, self.attachment.ticket.timeout))
 
+    def grant(
+        self, tenant: str, *, mode: str = "r", expires: float | None = None, timeout: float | None = None
+    ) -> None:
+        """Let another *tenant* attach the slab, in *mode* ``"r"`` or ``"rw"``, for *expires* seconds or its life.
+
+        An earlier grant of that tenant is replaced; what it may do less than before is taken from it at once.
+
+        Raises:
+            PermissionDenied: the slab is not this tenant's.
+            InvalidArgument: there is no such tenant, or it is this one.
+        """
+        grants.grant(self.attachment, tenant, mode, expires, self._deadline(timeout))
+
+    def revoke(self, tenant: str, *, timeout: float | None = None) -> None:
+        """Take the slab from another *tenant*: its sessions reach it no more when this returns.
+
+        Over cxl the slab is copied to memory that nobody of that tenant has mapped. A tenant without a grant is no
+        error.
+
+        Raises:
+            PoolFull: there is no room for that copy yet; the grant has ended, but what was mapped stays readable to
+                processes of that tenant until the server finds room.
+        """
+        grants.revoke(self.attachment, tenant, self._deadline(timeout))
+
+    def grants(self, *, timeout: float | None = None) -> Sequence[GrantInfo]:
+        """Return the slab's grants: for each its tenant, mode, and the seconds until it ends."""
+        return grants.list_grants(self.attachment, self._deadline(timeout))
+
+    def _deadline(self, timeout: float | None) -> float:
+        return deadline_after(timeout, self.attachment.ticket.timeout)
+
     def close(self) -> None:
         """Let go of the slab without freeing it. Idempotent.
 
         Raises:
             RegionInUse: arrays or views made from it are alive; delete them first.
         """
-        self.attachment.close()
+        self._attachment.close()
+        self.versions.close()
 
     def __enter__(self) -> Self:
         return self

@@ -220,6 +220,20 @@ cdef int raise_stale(str label) except -1:
     raise StaleSlab(f"slab {label} was freed, revoked or has expired; its bytes are gone: allocate or open another")
 
 
+cdef int raise_stale_after(str label) except -1:
+    raise StaleSlab(
+        f"slab {label} was freed, revoked or replaced while it was written to; whether that took effect is unknown",
+        begun=True,
+    )
+
+
+cdef object successor(object follow, object error):
+    """Return the region that reaches the slab now that its memory was replaced; raise *error* if there is none."""
+    if follow is None or error.details.get("begun"):
+        raise error
+    return follow(error)
+
+
 cdef int raise_closed(str label) except -1:
     raise StaleSlab(f"this handle of slab {label} is closed or its slab was freed; open the slab again")
 

@@ -1,13 +1,16 @@
+from farpool.native.cipher import Encryption
+
 class ControlChannel:
     """The client's end of a control connection: whole frames out and in, and the heartbeat that needs no GIL.
 
     Takes over the connected, blocking stream socket *fd*. ``send`` may be called by several threads,
     and runs beside ``receive``; ``receive`` by one thread at a time. Deadlines are seconds of ``time.monotonic()``.
     After ``ServerLost``, ``ProtocolError``, or ``DeadlineExceeded`` raised from the middle of a frame the channel
-    is ``broken`` and every later call raises ``ServerLost``.
+    is ``broken`` and every later call raises ``ServerLost``. With an *encryption*, one that threads may share, every
+    byte goes through it; a certificate that the server refuses raises ``AuthenticationFailed`` in ``receive``.
     """
 
-    def __init__(self, fd: int, max_frame: int) -> None: ...
+    def __init__(self, fd: int, max_frame: int, encryption: Encryption | None = None) -> None: ...
     @property
     def broken(self) -> bool: ...
     def fileno(self) -> int: ...

@@ -5,12 +5,14 @@ The GIL is released around each wait. A native mutex keeps frames whole when a c
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
-from libc.errno cimport EAGAIN, errno
+from cython cimport no_gc_clear
+from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memmove
 from posix.time cimport CLOCK_MONOTONIC, timespec
 
+from farpool.native.cipher cimport Encryption
 from farpool.native.clock cimport to_ns
 from farpool.native.fork cimport forks
 from farpool.native.heartbeat cimport LONGEST_BEAT, Heartbeat, heartbeat_start, heartbeat_stop
@@ -31,16 +33,20 @@ cdef enum:
     FIRST_ROOM = 4096
 
 
+@no_gc_clear    # the heartbeat goes on until the end: the collector must not take the encryption from it before
 cdef class ControlChannel:
     """The client's end of a control connection: whole frames out and in, and the heartbeat that needs no GIL.
 
     Takes over the connected, blocking stream socket *fd*. ``send`` may be called by several threads, and runs
     beside ``receive``; ``receive`` by one thread at a time. Deadlines are seconds of ``time.monotonic()``. After
     ``ServerLost`` or ``ProtocolError``, or when a frame was cut off while it was sent, the channel is ``broken`` and
-    every later call raises ``ServerLost``.
+    every later call raises ``ServerLost``. With an *encryption* that several threads may share every byte goes through
+    it.
     """
 
     cdef Stream stream
+    cdef Encryption encryption      # keeps the stream's cipher alive; None in clear
+    cdef bint receiving             # a thread is inside receive
     cdef uint64_t born              # forks when this was made
     cdef bint lost
     cdef uint32_t max_frame
@@ -51,8 +57,11 @@ cdef class ControlChannel:
     cdef pthread_mutex_t sending
     cdef Heartbeat *beat
 
-    def __cinit__(self, int fd, uint32_t max_frame):
+    def __cinit__(self, int fd, uint32_t max_frame, Encryption encryption=None):
         stream_init(&self.stream, fd)
+        self.encryption = encryption
+        if encryption is not None:
+            self.stream.cipher = encryption.cipher
         self.born = forks
         self.max_frame = max_frame
         pthread_mutex_init(&self.sending, NULL)
@@ -97,7 +106,8 @@ cdef class ControlChannel:
                 f"the deadline passed while {doing}; raise timeout=, or see whether the server is stopped"
             )
         self.lost = True
-        raise ServerLost(f"the server closed the control connection while {doing}")
+        refusal = None if self.encryption is None else self.encryption.failure()
+        raise refusal or ServerLost(f"the server closed the control connection while {doing}")
 
     def send(self, bytes frame not None, double deadline):
         """Send one whole frame. Raises ``ServerLost``, ``DeadlineExceeded``; runs signal handlers while it waits."""
@@ -139,6 +149,7 @@ cdef class ControlChannel:
         cdef size_t whole
         cdef int64_t until = to_ns(deadline)
         self.enter()
+        self.receiving = True
         try:
             while True:
                 whole = self.frame_bytes()
@@ -152,6 +163,7 @@ cdef class ControlChannel:
                 self.filled += got
                 PyErr_CheckSignals()    # one that came while we waited for the GIL would wait for the next bytes
         finally:
+            self.receiving = False
             self.leave()
 
     cdef size_t frame_bytes(self) except? 0:
@@ -189,6 +201,11 @@ cdef class ControlChannel:
         cdef ssize_t got
         if self.broken or self.born != forks:
             return True
+        if self.stream.cipher != NULL and not self.receiving:
+            # A farewell of TLS is bytes too. Whoever receives sees it by itself, and bytes that we took from the socket
+            # for it would not wake it up.
+            got = self.stream.cipher.peek(self.stream.cipher)
+            return got == 0 or (got < 0 and errno not in (EAGAIN, EINTR))
         got = recv(self.stream.fd, &byte, 1, MSG_DONTWAIT | MSG_PEEK)
         return got == 0 or (got < 0 and errno != EAGAIN)
 
@@ -199,8 +216,8 @@ cdef class ControlChannel:
         self.enter()
         try:
             self.stop_heartbeat()
-            self.beat = heartbeat_start(self.stream.fd, &self.sending, <uint8_t *> PyBytes_AS_STRING(frame),
-                                        <uint32_t> len(frame), to_ns(interval))
+            self.beat = heartbeat_start(self.stream.fd, self.stream.cipher, &self.sending,
+                                        <uint8_t *> PyBytes_AS_STRING(frame), <uint32_t> len(frame), to_ns(interval))
             if self.beat == NULL:
                 raise MemoryError("no thread for the heartbeat: the process is at its limit of threads or memory")
         finally:

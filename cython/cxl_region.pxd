@@ -8,6 +8,7 @@ cdef class CxlRegion:
     cdef uint8_t *base                  # the slab's bytes; NULL once closed
     cdef const uint64_t *generation_word    # in the arena's generation file
     cdef uint64_t generation            # what it must hold
+    cdef const uint64_t *watched        # tells which word somebody waits for (watched_word.pxd); NULL if nothing does
     cdef readonly Py_ssize_t nbytes
     cdef readonly bint writable
     cdef bint atomics                   # the slab's words belong to the CPU's atomics
@@ -21,10 +22,15 @@ cdef class CxlRegion:
     cdef Mapping mapping
     cdef Mapping generations
     cdef object on_close
+    cdef public object follow           # StaleSlab -> the region of the memory that has replaced ours, or None
     cdef object __weakref__
 
     cdef int check(self, Py_ssize_t offset, Py_ssize_t nbytes) except -1
     cdef int check_generation(self) except -1
+    cdef int check_written(self) except -1
+    cdef bint serves(self, Py_ssize_t offset, Py_ssize_t nbytes) noexcept nogil
+    cdef bint is_current(self) noexcept nogil
+    cdef object elsewhere(self, Py_ssize_t offset, Py_ssize_t nbytes)
     cdef void settle(self) noexcept nogil
     cdef void observe(self, const uint8_t *at, Py_ssize_t nbytes) noexcept nogil
     cdef void observe_edges(self, const uint8_t *at, Py_ssize_t nbytes) noexcept nogil
@@ -33,10 +39,10 @@ cdef class CxlRegion:
     cdef void store_bytes(self, uint8_t *target, const uint8_t *source, Py_ssize_t nbytes) noexcept nogil
     cdef int copy_out(self, uint8_t *target, const uint8_t *source, Py_ssize_t nbytes) except -1
     cdef int copy_in(self, uint8_t *target, const uint8_t *source, Py_ssize_t nbytes) except -1
+    cdef void wake(self, Py_ssize_t start, Py_ssize_t nbytes) noexcept nogil
     cdef object move(self, object parts, bint writes)
-    cdef uint64_t *word(self, object offset, bint writes) except NULL
-    cdef uint64_t *atomic_word(self, object offset) except NULL
+    cdef uint64_t *word(self, Py_ssize_t start, bint writes) except NULL
+    cdef uint64_t *atomic_word(self, Py_ssize_t start) except NULL
     cdef int stored(self, Py_ssize_t start, bint atomically) except -1
-    cdef Py_ssize_t offset_of(self, uint64_t *word) noexcept nogil
     cdef int sweep(self, Py_ssize_t start, Py_ssize_t nbytes, bint ours) except -1
     cdef tuple check_span(self, object offset, object nbytes)

@@ -1,9 +1,11 @@
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from typing_extensions import Buffer
 
 from farpool.native.line_model import LineModel
 from farpool.native.mapping import Mapping
+from farpool.protocol.errors import StaleSlab
 
 class CxlRegion:
     def __init__(
@@ -19,11 +21,15 @@ class CxlRegion:
         on_close: Callable[[], object] | None,
         coherence: str = "hardware",
         model: LineModel | None = None,
+        watched: int = 0,
     ) -> None: ...
     @property
     def nbytes(self) -> int: ...
     @property
     def writable(self) -> bool: ...
+    follow: Callable[[StaleSlab], Any] | None
+    """Called with the ``StaleSlab`` that an operation is about to raise: returns the region of the memory that has
+    replaced this one, which does it instead, or raises."""
     def read_into(self, buffer: Buffer, offset: int = 0, timeout: float | None = None) -> int: ...
     def read(self, nbytes: int, offset: int = 0, timeout: float | None = None) -> bytes: ...
     def write(self, buffer: Buffer, offset: int = 0, timeout: float | None = None) -> int: ...
@@ -33,6 +39,13 @@ class CxlRegion:
     def store(self, offset: int, value: int, timeout: float | None = None) -> None: ...
     def fetch_add(self, offset: int, value: int, timeout: float | None = None) -> int: ...
     def compare_swap(self, offset: int, expected: int, new: int, timeout: float | None = None) -> int: ...
+    def park(self, offset: int, expected: int, seconds: float) -> int:
+        """Return the aligned word at *offset* once it is not *expected*, or as it is after *seconds*.
+
+        Stores of ours wake it, and it looks again by itself, after a millisecond at the latest.
+        """
+    def notify(self, offset: int) -> None:
+        """Let whoever waits for the aligned word at *offset* look at it now."""
     def flush(self, offset: int = 0, nbytes: int | None = None) -> None: ...
     def invalidate(self, offset: int = 0, nbytes: int | None = None) -> None: ...
     def view(self, offset: int = 0, nbytes: int | None = None) -> memoryview: ...

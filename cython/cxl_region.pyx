@@ -9,7 +9,9 @@ about to load, and every write writes back the lines it has stored to; views lea
 
 from cpython.buffer cimport PyBuffer_FillInfo, PyBuffer_Release
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.exc cimport PyErr_CheckSignals
 from cpython.memoryview cimport PyMemoryView_FromObject
+from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memmove
 
@@ -29,8 +31,11 @@ from farpool.native.checks cimport (
     raise_out_of_bounds,
     raise_read_only,
     raise_stale,
+    raise_stale_after,
     raise_wrong_domain,
+    successor,
 )
+from farpool.native.clock cimport now_ns, to_ns
 from farpool.native.fork cimport forks
 from farpool.native.libatomics cimport (
     acquire_fence,
@@ -41,12 +46,19 @@ from farpool.native.libatomics cimport (
     load_word,
     store_word,
 )
+from farpool.native.libfutex cimport futex_wait, futex_wake
 from farpool.native.libmman cimport usleep
 from farpool.native.line_model cimport LineModel
+from farpool.native.watched_word cimport wake_waiters
 
 from farpool.native import cache_lines
 
-from farpool.protocol.errors import InvalidArgument, RegionInUse
+from farpool.protocol.errors import InvalidArgument, RegionInUse, StaleSlab
+
+cdef enum:
+    FIRST_PAUSE_NS = 20000      # of a waiter between two looks; twice as long each time
+    LONGEST_PAUSE_NS = 1000000
+    SIGNALS_NS = 50000000       # how long Ctrl-C may wait
 
 cdef str COHERENT = "hardware"
 cdef str INCOHERENT = "software"
@@ -63,7 +75,7 @@ cdef class CxlRegion:
 
     def __init__(self, Mapping mapping not None, Py_ssize_t nbytes, Mapping generations not None, Py_ssize_t slot,
                  uint64_t generation, bint writable, bint atomics, str label not None, on_close,
-                 str coherence="hardware", LineModel model=None):
+                 str coherence="hardware", LineModel model=None, Py_ssize_t watched=0):
         if nbytes < 0 or nbytes > <Py_ssize_t> mapping.nbytes:
             raise InvalidArgument(f"the mapping has {mapping.nbytes} bytes, the slab {nbytes}")
         if writable and not mapping.writable:
@@ -73,6 +85,7 @@ cdef class CxlRegion:
         if coherence == INCOHERENT:
             cache_lines.instructions()  # raises where there are none
         self.generation_word = generations.word(slot * 8)
+        self.watched = generations.word(watched + slot * 8) if watched else NULL
         self.mapping = mapping
         self.generations = generations
         self.incoherent = coherence == INCOHERENT or model is not None
@@ -95,7 +108,24 @@ cdef class CxlRegion:
         if self.incoherent and self.viewed and self.writable and self.born == forks:
             self.publish(self.base, self.nbytes)
 
-    cdef inline int check(self, Py_ssize_t offset, Py_ssize_t nbytes) except -1:
+    cdef inline bint serves(self, Py_ssize_t offset, Py_ssize_t nbytes) noexcept nogil:
+        """Whether a range can be reached now; ``elsewhere`` says what stands in the way if not."""
+        return (
+            self.base != NULL
+            and self.born == forks
+            and not outside(offset, nbytes, self.nbytes)
+            and self.is_current()
+        )
+
+    cdef inline bint is_current(self) noexcept nogil:
+        """Whether the memory is the slab's still."""
+        acquire_fence()     # what was read before stays before
+        if self.incoherent and self.model is None:
+            drop(<const uint8_t *> self.generation_word, 8)
+        return load_word(self.generation_word) == self.generation
+
+    cdef int check(self, Py_ssize_t offset, Py_ssize_t nbytes) except -1:
+        """Raise why a range cannot be reached."""
         if self.base == NULL:
             return raise_closed(self.label)
         if self.born != forks:
@@ -104,13 +134,21 @@ cdef class CxlRegion:
             return raise_out_of_bounds(offset, nbytes, self.nbytes, self.label)
         return self.check_generation()
 
-    cdef inline int check_generation(self) except -1:
-        acquire_fence()     # what was read before stays before
-        if self.incoherent and self.model is None:
-            drop(<const uint8_t *> self.generation_word, 8)
-        if load_word(self.generation_word) != self.generation:
-            return raise_stale(self.label)
-        return 0
+    cdef int check_generation(self) except -1:
+        return 0 if self.is_current() else raise_stale(self.label)
+
+    cdef inline int check_written(self) except -1:
+        """Raise ``StaleSlab`` for a store that may have come too late; it must not be made again elsewhere."""
+        return 0 if self.is_current() else raise_stale_after(self.label)
+
+    cdef object elsewhere(self, Py_ssize_t offset, Py_ssize_t nbytes):
+        """Return the region of the memory that has replaced ours; raise why a range cannot be reached."""
+        try:
+            self.check(offset, nbytes)
+            raise_stale(self.label)
+        except StaleSlab as error:
+            stale = error
+        return successor(self.follow, stale)
 
     # Bytes and the caches in front of them -----------------------------------------------------------
 
@@ -170,6 +208,12 @@ cdef class CxlRegion:
         self.busy -= 1
         return 0
 
+    cdef inline void wake(self, Py_ssize_t start, Py_ssize_t nbytes) noexcept nogil:
+        """Wake those who wait for a word that was just stored to."""
+        cdef uint64_t watched = 0 if self.watched == NULL else load_word(self.watched)
+        if watched:
+            wake_waiters(self.mapping.base, watched, start, nbytes)
+
     # Bytes ------------------------------------------------------------------------------------------
 
     def read_into(self, buffer, offset=0, timeout=None):
@@ -179,10 +223,11 @@ cdef class CxlRegion:
         cdef Py_buffer view
         get_target(buffer, &view)
         try:
-            self.check(start, view.len)
-            self.copy_out(<uint8_t *> view.buf, self.base + start, view.len)
-            self.check_generation()
-            return view.len
+            if self.serves(start, view.len):
+                self.copy_out(<uint8_t *> view.buf, self.base + start, view.len)
+                if self.is_current():
+                    return view.len
+            return self.elsewhere(start, view.len).read_into(buffer, start, timeout)
         finally:
             PyBuffer_Release(&view)
 
@@ -191,11 +236,12 @@ cdef class CxlRegion:
         check_timeout(timeout)
         cdef Py_ssize_t start = as_offset(offset), length = as_offset(nbytes)
         cdef bytes result
-        self.check(start, length)
-        result = PyBytes_FromStringAndSize(NULL, length)
-        self.copy_out(<uint8_t *> PyBytes_AS_STRING(result), self.base + start, length)
-        self.check_generation()
-        return result
+        if self.serves(start, length):
+            result = PyBytes_FromStringAndSize(NULL, length)
+            self.copy_out(<uint8_t *> PyBytes_AS_STRING(result), self.base + start, length)
+            if self.is_current():
+                return result
+        return self.elsewhere(start, length).read(length, start, timeout)
 
     def write(self, buffer, offset=0, timeout=None):
         """Copy *buffer* into the slab and return the bytes written."""
@@ -204,11 +250,13 @@ cdef class CxlRegion:
         cdef Py_buffer view
         get_source(buffer, &view)
         try:
-            self.check(start, view.len)
+            if not self.serves(start, view.len):
+                return self.elsewhere(start, view.len).write(buffer, start, timeout)
             if not self.writable:
                 raise_read_only(self.label)
             self.copy_in(self.base + start, <uint8_t *> view.buf, view.len)
-            self.check_generation()
+            self.wake(start, view.len)
+            self.check_written()
             return view.len
         finally:
             PyBuffer_Release(&view)
@@ -216,12 +264,22 @@ cdef class CxlRegion:
     def readv(self, parts, timeout=None):
         """Fill many buffers in one batch; every range is checked before a byte moves. Return the bytes read."""
         check_timeout(timeout)
-        return self.move(list(parts), False)
+        cdef list listed = list(parts)
+        try:
+            return self.move(listed, False)
+        except StaleSlab as error:
+            stale = error
+        return successor(self.follow, stale).readv(listed, timeout)
 
     def writev(self, parts, timeout=None):
         """Write many buffers in one batch; every range is checked before a byte moves. Return the bytes written."""
         check_timeout(timeout)
-        return self.move(list(parts), True)
+        cdef list listed = list(parts)
+        try:
+            return self.move(listed, True)
+        except StaleSlab as error:
+            stale = error
+        return successor(self.follow, stale).writev(listed, timeout)
 
     cdef object move(self, object parts, bint writes):
         cdef Py_ssize_t count = len(parts), held = 0, i, total = 0
@@ -248,11 +306,15 @@ cdef class CxlRegion:
             for i in range(count):
                 if writes:
                     self.copy_in(base + starts[i], <uint8_t *> views[i].buf, views[i].len)
+                    self.wake(starts[i], views[i].len)
                 else:
                     self.copy_out(<uint8_t *> views[i].buf, base + starts[i], views[i].len)
                 total += views[i].len
             self.busy -= 1
-            self.check_generation()
+            if writes:
+                self.check_written()
+            else:
+                self.check_generation()
             return total
         finally:
             for i in range(held):
@@ -262,9 +324,8 @@ cdef class CxlRegion:
 
     # Words ------------------------------------------------------------------------------------------
 
-    cdef uint64_t *word(self, object offset, bint writes) except NULL:
-        cdef Py_ssize_t start = as_offset(offset)
-        self.check(start, 8)
+    cdef uint64_t *word(self, Py_ssize_t start, bint writes) except NULL:
+        """Return where a word is that ``serves`` has found in reach."""
         if start & 7:
             raise_misaligned(start, self.label)
         if writes and not self.writable:
@@ -273,9 +334,9 @@ cdef class CxlRegion:
             self.observe(self.base + start, 8)
         return <uint64_t *> (self.base + start)
 
-    cdef uint64_t *atomic_word(self, object offset) except NULL:
+    cdef uint64_t *atomic_word(self, Py_ssize_t start) except NULL:
         """Return where an atomic works: among the processes of one host, which share its caches."""
-        cdef uint64_t *word = self.word(offset, True)
+        cdef uint64_t *word = self.word(start, True)
         if not self.atomics:
             raise_wrong_domain(self.label, "rdma", "cpu")
         if self.model is None:
@@ -289,57 +350,119 @@ cdef class CxlRegion:
                 self.model.fetch(start, 8)
             else:
                 self.publish(self.base + start, 8)
-        return self.check_generation()
+        self.wake(start, 8)
+        return self.check_written()
 
     def load(self, offset, timeout=None):
         """Return the aligned unsigned 8-byte little-endian word at *offset*."""
         check_timeout(timeout)
-        cdef uint64_t value = load_word(self.word(offset, False))
-        self.check_generation()
-        return value
+        cdef Py_ssize_t start = as_offset(offset)
+        cdef uint64_t value
+        if self.serves(start, 8):
+            value = load_word(self.word(start, False))
+            if self.is_current():
+                return value
+        return self.elsewhere(start, 8).load(start, timeout)
 
     def store(self, offset, value, timeout=None):
         """Set the aligned word at *offset*; other readers see the old or the new value, never a mix."""
         check_timeout(timeout)
+        cdef Py_ssize_t start = as_offset(offset)
         cdef uint64_t new = as_word(value)
-        cdef uint64_t *word = self.word(offset, True)
-        store_word(word, new)
-        self.stored(<uint8_t *> word - self.base, False)
+        if not self.serves(start, 8):
+            return self.elsewhere(start, 8).store(start, value, timeout)
+        store_word(self.word(start, True), new)
+        self.stored(start, False)
 
     def fetch_add(self, offset, value, timeout=None):
         """Add *value* (modulo 2**64) to the aligned word at *offset* atomically; return the old value."""
         check_timeout(timeout)
-        cdef uint64_t addend = as_addend(value)
-        cdef uint64_t *word = self.atomic_word(offset)
-        cdef uint64_t old = fetch_add_word(word, addend)
-        self.stored(self.offset_of(word), True)
+        cdef Py_ssize_t start = as_offset(offset)
+        cdef uint64_t addend = as_addend(value), old
+        if not self.serves(start, 8):
+            return self.elsewhere(start, 8).fetch_add(start, value, timeout)
+        old = fetch_add_word(self.atomic_word(start), addend)
+        self.stored(start, True)
         return old
 
     def compare_swap(self, offset, expected, new, timeout=None):
         """Set the aligned word at *offset* to *new* if it is *expected*, atomically; return the old value."""
         check_timeout(timeout)
-        cdef uint64_t before = as_word(expected), after = as_word(new)
-        cdef uint64_t *word = self.atomic_word(offset)
-        cdef uint64_t old = compare_swap_word(word, before, after)
-        self.stored(self.offset_of(word), True)
+        cdef Py_ssize_t start = as_offset(offset)
+        cdef uint64_t before = as_word(expected), after = as_word(new), old
+        if not self.serves(start, 8):
+            return self.elsewhere(start, 8).compare_swap(start, expected, new, timeout)
+        old = compare_swap_word(self.atomic_word(start), before, after)
+        self.stored(start, True)
         return old
 
-    cdef inline Py_ssize_t offset_of(self, uint64_t *word) noexcept nogil:
-        return <uint8_t *> word - (self.base if self.model is None else self.mapping.base)
+    # Waiting ----------------------------------------------------------------------------------------
+
+    def park(self, offset, expected, double seconds):
+        """Return the aligned word at *offset* once it is not *expected*, or as it is after *seconds*.
+
+        Stores of ours wake it, and it looks again by itself, after a millisecond at the latest.
+        """
+        cdef uint64_t before = as_word(expected), value = before
+        cdef Py_ssize_t start = as_offset(offset)
+        self.check(start, 8)
+        cdef uint64_t *word = self.word(start, False)
+        cdef int64_t deadline = now_ns() + to_ns(seconds), pause = FIRST_PAUSE_NS, look
+        while True:
+            look = min(deadline, now_ns() + SIGNALS_NS)
+            self.busy += 1
+            with nogil:
+                while True:
+                    if self.incoherent:
+                        self.observe(<uint8_t *> word, 8)
+                    value = load_word(word)
+                    if value != before or self.base == NULL or load_word(self.generation_word) != self.generation:
+                        break
+                    if now_ns() >= look:
+                        break
+                    if self.incoherent:
+                        usleep(<unsigned int> (pause // 1000))
+                    else:
+                        futex_wait(word, <uint32_t> before, pause)
+                    pause = min(pause * 2, LONGEST_PAUSE_NS)
+            self.busy -= 1
+            PyErr_CheckSignals()
+            self.check(0, 0)
+            if value != before or now_ns() >= deadline:
+                return value
+
+    def notify(self, offset):
+        """Let whoever waits for the aligned word at *offset* look at it now."""
+        cdef Py_ssize_t start = as_offset(offset)
+        self.check(start, 8)
+        self.word(start, False)
+        futex_wake(self.mapping.base + as_offset(offset))
 
     # Views ------------------------------------------------------------------------------------------
 
     def flush(self, offset=0, nbytes=None):
         """Make our stores through views visible to other hosts; nothing to do where the memory is coherent."""
-        start, length = self.check_span(offset, nbytes)
-        if self.incoherent:
-            self.sweep(start, length, True)
+        try:
+            start, length = self.check_span(offset, nbytes)
+        except StaleSlab as error:
+            stale = error
+        else:
+            if self.incoherent:
+                self.sweep(start, length, True)
+            return
+        successor(self.follow, stale).flush(offset, nbytes)
 
     def invalidate(self, offset=0, nbytes=None):
         """Make other hosts' stores visible to our views; nothing to do where the memory is coherent."""
-        start, length = self.check_span(offset, nbytes)
-        if self.incoherent:
-            self.sweep(start, length, False)
+        try:
+            start, length = self.check_span(offset, nbytes)
+        except StaleSlab as error:
+            stale = error
+        else:
+            if self.incoherent:
+                self.sweep(start, length, False)
+            return
+        successor(self.follow, stale).invalidate(offset, nbytes)
 
     cdef int sweep(self, Py_ssize_t start, Py_ssize_t nbytes, bint ours) except -1:
         cdef uint8_t *at = self.base + start
@@ -365,9 +488,14 @@ cdef class CxlRegion:
         memory that belongs to nobody any more. Where hosts are not coherent it begins with what the memory holds; from
         then on ``invalidate`` shows what others stored, and ``flush`` shows them what was stored here.
         """
-        self.invalidate(offset, nbytes)
-        start, length = self.check_span(offset, nbytes)
-        return PyMemoryView_FromObject(self)[start:start + length]
+        try:
+            start, length = self.check_span(offset, nbytes)
+            if self.incoherent:
+                self.sweep(start, length, False)
+            return PyMemoryView_FromObject(self)[start:start + length]
+        except StaleSlab as error:
+            stale = error
+        return successor(self.follow, stale).view(offset, nbytes)
 
     def __getbuffer__(self, Py_buffer *view, int flags):
         self.check(0, 0)

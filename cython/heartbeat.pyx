@@ -5,6 +5,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 from posix.time cimport CLOCK_MONOTONIC, timespec
 
+from farpool.native.cipher cimport Cipher
 from farpool.native.clock cimport now_ns
 from farpool.native.libpthread cimport (
     SIG_SETMASK,
@@ -26,15 +27,20 @@ from farpool.native.libpthread cimport (
     sigfillset,
     sigset_t,
 )
-from farpool.native.libsocket cimport MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_RDWR, send, shutdown
+from farpool.native.libsocket cimport MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_RDWR, iovec, send, shutdown
 
 
 cdef void send_beat(Heartbeat *beat) noexcept nogil:
     """Send the frame if the socket takes it at once; whatever holds the socket shows that we are alive as well."""
     cdef ssize_t sent
+    cdef iovec part
     if pthread_mutex_trylock(beat.sending) != 0:
         return
-    if not beat.cut:
+    if beat.cipher != NULL:
+        part.iov_base = beat.frame
+        part.iov_len = beat.nbytes
+        beat.cipher.send(beat.cipher, &part, 1)     # all or nothing: what it takes leaves before the next frame
+    elif not beat.cut:
         sent = send(beat.fd, beat.frame, beat.nbytes, MSG_DONTWAIT | MSG_NOSIGNAL)
         if 0 < sent < <ssize_t> beat.nbytes:
             beat.cut = True
@@ -57,8 +63,8 @@ cdef void *run(void *argument) noexcept nogil:
     return NULL
 
 
-cdef Heartbeat *heartbeat_start(int fd, pthread_mutex_t *sending, const uint8_t *frame, uint32_t nbytes,
-                                int64_t interval) noexcept nogil:
+cdef Heartbeat *heartbeat_start(int fd, Cipher *cipher, pthread_mutex_t *sending, const uint8_t *frame,
+                                uint32_t nbytes, int64_t interval) noexcept nogil:
     """Start to beat; NULL where there is no memory or no thread to be had."""
     cdef Heartbeat *beat = <Heartbeat *> calloc(1, sizeof(Heartbeat))
     cdef pthread_condattr_t attributes
@@ -67,6 +73,7 @@ cdef Heartbeat *heartbeat_start(int fd, pthread_mutex_t *sending, const uint8_t 
     if beat == NULL:
         return NULL
     beat.fd = fd
+    beat.cipher = cipher
     beat.sending = sending
     beat.interval = interval
     beat.nbytes = nbytes

@@ -4,7 +4,7 @@ from posix.types cimport off_t
 cdef extern from "sys/mman.h" nogil:
     void *MAP_FAILED
     int PROT_READ, PROT_WRITE
-    int MAP_SHARED, MAP_PRIVATE, MAP_ANONYMOUS, MAP_NORESERVE
+    int MAP_SHARED, MAP_PRIVATE, MAP_ANONYMOUS, MAP_NORESERVE, MAP_FIXED
     void *mmap(void *addr, size_t length, int prot, int flags, int fd, off_t offset)
     int munmap(void *addr, size_t length)
 

@@ -6,12 +6,13 @@ class Mapping:
 
     ``nbytes`` is rounded up to whole pages for the kernel, and kept as asked. The buffer protocol shows the bytes
     (read-only if not ``writable``); ``close`` raises ``RegionInUse`` while such views live. The descriptor is not
-    kept: the caller may close it at once.
+    kept: the caller may close it at once. A *guarded* mapping outlives a file that is cut short, where
+    ``bus_guard.install`` was called: it shows zeroes then, and is ``lost``.
 
     Raises ``OSError`` from mmap(2).
     """
 
-    def __init__(self, fd: int, nbytes: int, *, writable: bool, offset: int = 0) -> None: ...
+    def __init__(self, fd: int, nbytes: int, *, writable: bool, offset: int = 0, guarded: bool = False) -> None: ...
     @property
     def address(self) -> int: ...
     @property
@@ -20,6 +21,9 @@ class Mapping:
     def writable(self) -> bool: ...
     @property
     def closed(self) -> bool: ...
+    @property
+    def lost(self) -> bool:
+        """Whether it shows zeroes of ours, since its file was cut short."""
     @property
     def exports(self) -> int:
         """Views of the buffer protocol that are alive now."""

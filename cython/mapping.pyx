@@ -7,6 +7,7 @@ from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.exc cimport PyErr_SetFromErrno
 from libc.stdint cimport uint64_t
 
+from farpool.native.bus_guard cimport guard, unguard
 from farpool.native.libatomics cimport add_count, load_count, load_word, store_word
 from farpool.native.libmman cimport (
     _SC_PAGESIZE,
@@ -29,12 +30,13 @@ cdef class Mapping:
 
     ``nbytes`` is rounded up to whole pages for the kernel, and kept as asked. The buffer protocol shows the bytes
     (read-only if not ``writable``); ``close`` raises ``RegionInUse`` while such views live. The descriptor is not
-    kept: the caller may close it at once.
+    kept: the caller may close it at once. A *guarded* mapping outlives a file that is cut short, where
+    ``bus_guard.install`` was called: it shows zeroes then, and is ``lost``.
 
     Raises ``OSError`` from mmap(2).
     """
 
-    def __cinit__(self, int fd, size_t nbytes, *, bint writable, long long offset=0):
+    def __cinit__(self, int fd, size_t nbytes, *, bint writable, long long offset=0, bint guarded=False):
         if nbytes == 0 or nbytes > <size_t> 1 << 62:
             raise InvalidArgument(f"a mapping has 1 to 2**62 bytes, not {nbytes}")
         self.length = (nbytes + PAGE - 1) // PAGE * PAGE
@@ -45,10 +47,19 @@ cdef class Mapping:
         if base == MAP_FAILED:
             PyErr_SetFromErrno(OSError)
         self.base = <uint8_t *> base
+        if guarded:
+            self.guarded = guard(fd, <uint64_t> base, self.length)
 
     def __dealloc__(self):
         if self.base != NULL:
-            munmap(self.base, self.length)
+            self.unmap()
+
+    cdef void unmap(self) noexcept:
+        if self.guarded != NULL:
+            unguard(self.guarded)
+            self.guarded = NULL
+        munmap(self.base, self.length)
+        self.base = NULL
 
     @property
     def address(self):
@@ -57,6 +68,11 @@ cdef class Mapping:
     @property
     def closed(self):
         return self.base == NULL
+
+    @property
+    def lost(self):
+        """Whether it shows zeroes of ours, since its file was cut short."""
+        return self.guarded != NULL and load_count(&self.guarded.lost) != 0
 
     @property
     def exports(self):
@@ -91,8 +107,7 @@ cdef class Mapping:
                 f"{load_count(&self.views)} views of this mapping are alive; "
                 "delete the arrays and memoryviews made from it first"
             )
-        munmap(self.base, self.length)
-        self.base = NULL
+        self.unmap()
 
     def __enter__(self):
         return self

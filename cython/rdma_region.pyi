@@ -38,7 +38,6 @@ class RdmaRegion(RemoteRegion):
 
     @property
     def incarnation(self) -> int: ...
-
     def __init__(
         self,
         peer: RdmaPeer,

@@ -23,6 +23,7 @@ cdef class RemoteRegion:
     cdef str label
     cdef object renew                   # seconds -> parameters
     cdef object on_close
+    cdef public object follow           # StaleSlab -> the region of the memory that has replaced ours, or None
     cdef object __weakref__
 
     # What a transport does ---------------------------------------------------------------------------------------
@@ -33,11 +34,13 @@ cdef class RemoteRegion:
     cdef int check(self, Py_ssize_t offset, Py_ssize_t nbytes, bint writes) except -1
     cdef int judge(self, uint64_t offset, uint64_t nbytes, uint8_t status, uint64_t detail) except -1
     cdef int64_t until(self, object timeout) except -1
+    cdef double left(self, int64_t deadline) except -1
     cdef int operate(self, Operation *operation, int64_t deadline) except -1
     cdef int renew_until(self, int64_t deadline, int attempts) except -1
     cdef uint64_t word(self, uint8_t code, object offset, uint64_t length, uint64_t operand,
-                       object timeout) except? 0
+                       int64_t deadline) except? 0
+    cdef int fill(self, bytes fresh, Py_ssize_t offset, int64_t deadline) except -1
     cdef int single(self, uint8_t code, const Py_buffer *view, Py_ssize_t offset, int64_t deadline) except -1
-    cdef object move(self, object parts, bint writes, object timeout)
+    cdef object move(self, object parts, bint writes, int64_t deadline)
     cdef int check_atomics(self) except -1
     cdef int check_span(self, object offset, object nbytes) except -1

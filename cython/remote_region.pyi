@@ -1,6 +1,9 @@
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from typing_extensions import Buffer
+
+from farpool.protocol.errors import StaleSlab
 
 class RemoteRegion:
     """A slab behind a data plane, for synchronous callers; see ``farpool.transports.contract.Region``.
@@ -12,6 +15,9 @@ class RemoteRegion:
 
     @property
     def nbytes(self) -> int: ...
+    follow: Callable[[StaleSlab], Any] | None
+    """Called with the ``StaleSlab`` that an operation is about to raise: returns the region of the memory that has
+    replaced this one, which does it instead, or raises."""
     @property
     def generation(self) -> int: ...
     @property

@@ -25,6 +25,7 @@ from farpool.native.checks cimport (
     raise_read_only,
     raise_stale,
     raise_wrong_domain,
+    successor,
 )
 from farpool.native.clock cimport now_ns, to_ns
 from farpool.native.fork cimport forks
@@ -43,7 +44,14 @@ from farpool.native.operation cimport (
     STATUS_STALE,
 )
 
-from farpool.protocol.errors import AuthenticationFailed, DeadlineExceeded, NotMappable, ProtocolError, ServerLost
+from farpool.protocol.errors import (
+    AuthenticationFailed,
+    DeadlineExceeded,
+    NotMappable,
+    ProtocolError,
+    ServerLost,
+    StaleSlab,
+)
 
 cdef enum:
     BACKOFF_NS = 10000000       # rest before the third attempt, and more before each later one
@@ -84,6 +92,10 @@ cdef class RemoteRegion:
         """Return when an operation with this *timeout* ends."""
         return now_ns() + (self.timeout if timeout is None else to_ns(as_seconds(timeout)))
 
+    cdef double left(self, int64_t deadline) except -1:
+        """Return the seconds until *deadline*: a moment if it has passed, which whoever takes over finds out."""
+        return max(deadline - now_ns(), 1000) / 1e9
+
     cdef int operate(self, Operation *operation, int64_t deadline) except -1:
         """Carry one operation to its end: an answer, or an error by the deadline."""
         cdef bint again = operation.code in (OP_READ, OP_READV, OP_LOAD)
@@ -92,7 +104,9 @@ cdef class RemoteRegion:
             attempts += 1
             try:
                 outcome = self.attempt(operation, deadline)
-            except (ServerLost, AuthenticationFailed):
+            except (ServerLost, AuthenticationFailed) as error:
+                if error.details.get("certificate"):
+                    raise       # the next attempt would find the same one
                 # No connection was to be had, and so nothing was sent.
                 self.renew_until(deadline, attempts)
                 continue
@@ -175,6 +189,15 @@ cdef class RemoteRegion:
         operation.count = 1
         return self.operate(&operation, deadline)
 
+    cdef int fill(self, bytes fresh, Py_ssize_t offset, int64_t deadline) except -1:
+        """Read into bytes that nobody else has seen yet: we may fill them."""
+        cdef Py_buffer view
+        get_source(fresh, &view)
+        try:
+            return self.single(OP_READ, &view, offset, deadline)
+        finally:
+            PyBuffer_Release(&view)
+
     def read_into(self, buffer, offset=0, timeout=None):
         """Fill *buffer* from the slab and return the bytes read."""
         cdef int64_t deadline = self.until(timeout)
@@ -184,23 +207,25 @@ cdef class RemoteRegion:
         try:
             self.single(OP_READ, &view, start, deadline)
             return view.len
+        except StaleSlab as error:
+            stale = error
         finally:
             PyBuffer_Release(&view)
+        return successor(self.follow, stale).read_into(buffer, start, self.left(deadline))
 
     def read(self, nbytes, offset=0, timeout=None):
         """Return new bytes from the slab."""
         cdef int64_t deadline = self.until(timeout)
         cdef Py_ssize_t start = as_offset(offset), length = as_offset(nbytes)
-        cdef Py_buffer view
         cdef bytes result
-        self.check(start, length, False)
-        result = PyBytes_FromStringAndSize(NULL, length)
-        get_source(result, &view)   # nobody else has seen it yet: we may fill it
         try:
-            self.single(OP_READ, &view, start, deadline)
+            self.check(start, length, False)
+            result = PyBytes_FromStringAndSize(NULL, length)
+            self.fill(result, start, deadline)
             return result
-        finally:
-            PyBuffer_Release(&view)
+        except StaleSlab as error:
+            stale = error
+        return successor(self.follow, stale).read(length, start, self.left(deadline))
 
     def write(self, buffer, offset=0, timeout=None):
         """Copy *buffer* into the slab and return the bytes written."""
@@ -211,19 +236,33 @@ cdef class RemoteRegion:
         try:
             self.single(OP_WRITE, &view, start, deadline)
             return view.len
+        except StaleSlab as error:
+            stale = error
         finally:
             PyBuffer_Release(&view)
+        return successor(self.follow, stale).write(buffer, start, self.left(deadline))
 
     def readv(self, parts, timeout=None):
         """Fill many buffers in one batch; every range is checked before a byte moves. Return the bytes read."""
-        return self.move(list(parts), False, timeout)
+        cdef int64_t deadline = self.until(timeout)
+        cdef list listed = list(parts)
+        try:
+            return self.move(listed, False, deadline)
+        except StaleSlab as error:
+            stale = error
+        return successor(self.follow, stale).readv(listed, self.left(deadline))
 
     def writev(self, parts, timeout=None):
         """Write many buffers in one batch; every range is checked before a byte moves. Return the bytes written."""
-        return self.move(list(parts), True, timeout)
-
-    cdef object move(self, object parts, bint writes, object timeout):
         cdef int64_t deadline = self.until(timeout)
+        cdef list listed = list(parts)
+        try:
+            return self.move(listed, True, deadline)
+        except StaleSlab as error:
+            stale = error
+        return successor(self.follow, stale).writev(listed, self.left(deadline))
+
+    cdef object move(self, object parts, bint writes, int64_t deadline):
         cdef Py_ssize_t count = len(parts), held = 0, i, total = 0, start
         cdef Py_buffer *views = <Py_buffer *> malloc((count or 1) * sizeof(Py_buffer))
         cdef Part *where = <Part *> malloc((count or 1) * sizeof(Part))
@@ -261,9 +300,8 @@ cdef class RemoteRegion:
             free(where)
 
     cdef uint64_t word(self, uint8_t code, object offset, uint64_t length, uint64_t operand,
-                       object timeout) except? 0:
+                       int64_t deadline) except? 0:
         """Do one operation on an aligned word; return its old value."""
-        cdef int64_t deadline = self.until(timeout)
         cdef Py_ssize_t start = as_offset(offset)
         cdef Operation operation
         self.check(start, 8, code != OP_LOAD)
@@ -281,19 +319,40 @@ cdef class RemoteRegion:
 
     def load(self, offset, timeout=None):
         """Return the aligned unsigned 8-byte little-endian word at *offset*."""
-        return self.word(OP_LOAD, offset, 0, 0, timeout)
+        cdef int64_t deadline = self.until(timeout)
+        try:
+            return self.word(OP_LOAD, offset, 0, 0, deadline)
+        except StaleSlab as error:
+            stale = error
+        return successor(self.follow, stale).load(offset, self.left(deadline))
 
     def store(self, offset, value, timeout=None):
         """Set the aligned word at *offset*; other readers see the old or the new value, never a mix."""
-        self.word(OP_STORE, offset, 0, as_word(value), timeout)
+        cdef int64_t deadline = self.until(timeout)
+        try:
+            self.word(OP_STORE, offset, 0, as_word(value), deadline)
+            return
+        except StaleSlab as error:
+            stale = error
+        successor(self.follow, stale).store(offset, value, self.left(deadline))
 
     def fetch_add(self, offset, value, timeout=None):
         """Add *value* (modulo 2**64) to the aligned word at *offset* atomically; return the old value."""
-        return self.word(OP_FETCH_ADD, offset, 0, as_addend(value), timeout)
+        cdef int64_t deadline = self.until(timeout)
+        try:
+            return self.word(OP_FETCH_ADD, offset, 0, as_addend(value), deadline)
+        except StaleSlab as error:
+            stale = error
+        return successor(self.follow, stale).fetch_add(offset, value, self.left(deadline))
 
     def compare_swap(self, offset, expected, new, timeout=None):
         """Set the aligned word at *offset* to *new* if it is *expected*, atomically; return the old value."""
-        return self.word(OP_COMPARE_SWAP, offset, as_word(expected), as_word(new), timeout)
+        cdef int64_t deadline = self.until(timeout)
+        try:
+            return self.word(OP_COMPARE_SWAP, offset, as_word(expected), as_word(new), deadline)
+        except StaleSlab as error:
+            stale = error
+        return successor(self.follow, stale).compare_swap(offset, expected, new, self.left(deadline))
 
     cdef int check_span(self, object offset, object nbytes) except -1:
         cdef Py_ssize_t start = as_offset(offset)

@@ -61,9 +61,15 @@ cdef class SlabTable:
         entry.base = <uint8_t *> address
         entry.nbytes = nbytes
         entry.writable = writable
+        entry.watched = 0
         store_word(&entry.generation, generation)
         self.owners[handle] = owner
         return handle
+
+    def watch(self, uint32_t handle, uint64_t mark):
+        """Say which word of the slab somebody waits for: its offset + 1; 0 is none, all ones are several."""
+        if handle in self.owners:
+            store_word(&self.entries[handle].watched, mark)
 
     def remove(self, uint32_t handle):
         """End an attachment, and return when no operation on it is in flight. An unknown handle is ignored."""

@@ -1,5 +1,6 @@
 from libc.stdint cimport int64_t
 
+from farpool.native.cipher cimport Cipher
 from farpool.native.libsocket cimport iovec
 
 # What a blocking transfer can end with.
@@ -13,6 +14,7 @@ cdef struct Stream:
     int fd
     int64_t receive_wait    # what SO_RCVTIMEO is set to now, ns
     int64_t send_wait       # the same of SO_SNDTIMEO
+    Cipher *cipher          # NULL: in clear; whoever has the stream keeps its owner alive
 
 cdef void stream_init(Stream *stream, int fd) noexcept nogil
 cdef int receive_some(Stream *stream, iovec *parts, int count, int flags, int64_t deadline,

@@ -4,11 +4,13 @@ Slab bytes go from the slab to the socket. An attachment is pinned for the lengt
 in the middle of its answer, the connection is dropped, since nothing else can follow half an answer.
 """
 
-from libc.errno cimport EAGAIN, EINTR, errno
+from libc.errno cimport EAGAIN, EFAULT, EINTR, errno
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 
-from farpool.native.libsocket cimport MSG_DONTWAIT, MSG_NOSIGNAL, iovec, msghdr, sendmsg
+from farpool.native.bus_guard cimport touch
+from farpool.native.cipher cimport send_through
+from farpool.native.libsocket cimport MSG_DONTWAIT, MSG_NOSIGNAL, iovec, msghdr
 from farpool.native.operation cimport STATUS_OK, STATUS_STALE
 from farpool.native.slab_table cimport Entry, pin, unpin
 from farpool.native.tcp_connection cimport DROP, KEEP, MOST_REPLIES
@@ -81,19 +83,23 @@ cdef void owe_bytes(Connection *connection, const Request *request, Part *parts,
     connection.reads += 1
 
 
-cdef bint collect_payload(Batch *batch, Entry *entry, Span *span) noexcept nogil:
-    """Add the rest of a span to the batch; return whether all of it fitted."""
+cdef bint collect_payload(Batch *batch, Entry *entry, Span *span, uint64_t most) noexcept nogil:
+    """Add the rest of a span to the batch, up to *most* bytes in all; return whether all of it fitted."""
     cdef uint32_t index = span.index
     cdef uint64_t done = span.done
     cdef iovec *piece
     while index < span.count:
-        if batch.piece_count == MOST_PIECES:
+        if batch.piece_count == MOST_PIECES or batch.total >= most:
             return False
         piece = &batch.pieces[batch.piece_count]
         piece.iov_base = entry.base + span.parts[index].offset + done
         piece.iov_len = span.parts[index].length - done
-        batch.total += piece.iov_len
         batch.piece_count += 1
+        if piece.iov_len > most - batch.total:
+            piece.iov_len = most - batch.total
+            batch.total = most
+            return False
+        batch.total += piece.iov_len
         index += 1
         done = 0
     return True
@@ -132,7 +138,7 @@ cdef int collect(Worker *worker, Connection *connection, Batch *batch) noexcept 
             batch.total += sizeof(Answer) - reply.header_sent
             batch.piece_count += 1
         if entry != NULL:
-            fits = collect_payload(batch, entry, &reply.span)
+            fits = collect_payload(batch, entry, &reply.span, worker.budget)
     return KEEP
 
 
@@ -169,6 +175,19 @@ cdef uint64_t payload_left(const Span *span) noexcept nogil:
     return left - span.done
 
 
+cdef bint is_unsent(const Connection *connection) noexcept nogil:
+    """Tell whether the connection's cipher has a record that is not wholly out."""
+    return connection.cipher != NULL and connection.cipher.unsent != 0
+
+
+cdef int push(Connection *connection) noexcept nogil:
+    """Send the rest of a record, as far as the socket takes it."""
+    if connection.cipher.push(connection.cipher) == 0:
+        return KEEP
+    connection.blocked = errno in (EAGAIN, EINTR)
+    return KEEP if connection.blocked else DROP
+
+
 cdef int flush(Worker *worker, Connection *connection) noexcept nogil:
     """Send what is owed, as far as the socket takes it; ``blocked`` tells that some is left."""
     cdef Batch batch
@@ -182,11 +201,18 @@ cdef int flush(Worker *worker, Connection *connection) noexcept nogil:
     message.msg_controllen = 0
     message.msg_flags = 0
     while connection.owed:
+        if worker.budget <= 0:
+            connection.blocked = True   # others have their turn first
+            return KEEP
         verdict = collect(worker, connection, &batch)
         if verdict == KEEP:
             message.msg_iov = batch.pieces
             message.msg_iovlen = batch.piece_count
-            sent = sendmsg(connection.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL)
+            sent = send_through(connection.fd, connection.cipher, &message, MSG_DONTWAIT | MSG_NOSIGNAL)
+            if sent < 0 and errno == EFAULT:    # a slab's file was cut short
+                for i in range(batch.piece_count):
+                    touch(batch.pieces[i].iov_base, batch.pieces[i].iov_len)
+                sent = send_through(connection.fd, connection.cipher, &message, MSG_DONTWAIT | MSG_NOSIGNAL)
         for i in range(batch.pin_count):
             unpin(batch.pinned[i])
         if verdict != KEEP:
@@ -196,8 +222,9 @@ cdef int flush(Worker *worker, Connection *connection) noexcept nogil:
                 continue
             connection.blocked = errno == EAGAIN
             return KEEP if connection.blocked else DROP
+        worker.budget -= sent
         retire(worker, connection, sent)
         if <uint64_t> sent < batch.total:
             connection.blocked = True
             return KEEP
-    return KEEP
+    return push(connection) if is_unsent(connection) else KEEP

@@ -1,5 +1,6 @@
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
+from farpool.native.cipher cimport Cipher
 from farpool.native.libpthread cimport pthread_mutex_t
 from farpool.native.operation cimport OP_LAST, Part
 from farpool.native.slab_table cimport Entry
@@ -10,6 +11,7 @@ cdef enum:
     MOST_REPLIES = 64           # answers a connection may owe before we stop reading its requests
     PEER_BYTES = 64
     MOST_EVENTS = 256
+    SHARES = 1024               # of the worker's time: one a tenant, several tenants one if there are more of them
 
 cdef enum Verdict:
     KEEP = 0
@@ -23,6 +25,8 @@ cdef enum EventKind:
     EVENT_DESCRIPTORS = 5       # no file descriptor left
     EVENT_DISORDER = 6          # a request that cannot be, or not now: its operation
     EVENT_CUT_SHORT = 7         # a stranger left in the middle of its hello: the bytes that came
+    EVENT_HANDSHAKE = 8         # no TLS with a stranger: the library's number of the reason
+    EVENT_IN_CLEAR = 9          # a hello in clear for a session that must be encrypted
 
 cdef struct Event:
     int kind
@@ -32,6 +36,8 @@ cdef struct Event:
 cdef struct SessionSlot:        # which session a hello's slot stands for
     uint64_t id
     uint32_t active
+    bint encrypted              # its connections must be
+    uint32_t share              # its tenant's
     uint8_t secret[SECRET_BYTES]
 
 cdef struct Counters:           # one writer each: the worker that owns them
@@ -57,6 +63,9 @@ cdef struct Shared:             # what the workers of one reactor share
     uint32_t first_event
     uint32_t event_count
     int event_fd
+    int changed_fd              # eventfd: a word that somebody waits for was stored to
+    void *keys                  # what connections are encrypted with, if their first byte asks for it
+    Cipher *(*accept)(void *keys, int fd) noexcept nogil    # NULL: none is
 
 cdef struct Worker:             # one thread
     Shared *shared
@@ -67,6 +76,12 @@ cdef struct Worker:             # one thread
     Connection *connections
     uint32_t strangers          # connections that have not said hello
     int64_t accept_again        # when to listen again after running out of descriptors; 0 while listening
+    int64_t budget              # bytes that the connection which is served may still move before others have their turn
+    uint32_t last_share         # whose connection was served last
+    uint32_t shared_out         # while over 0, several tenants are at work: each has TURN_BYTES a turn
+    uint32_t turn
+    uint32_t turn_of[SHARES]    # for which turn spent[] holds
+    int64_t spent[SHARES]
 
 cdef struct Span:               # the parts of one read or write, and how far it has come
     Part single
@@ -83,15 +98,19 @@ cdef struct Reply:              # an answer that is not wholly sent
 
 cdef struct Connection:
     int fd
+    Cipher *cipher              # NULL: in clear
+    bint again                  # input is left that the socket does not know of: go on although nothing comes
     uint32_t interest           # what epoll watches for now
     bint known                  # has said hello
     bint blocked                # the socket takes no more answers
     bint stalled                # no place for another answer, or a write waits for reads before it
     uint32_t slot
+    uint32_t share              # its tenant's; 0 before the hello
     uint64_t session
     int64_t born
     bint writing                # a payload is coming in
     uint8_t status              # what the write will be answered with
+    bint watched                # somebody waits for a word of the slab that it goes to
     Request request
     Span span
     uint64_t left               # bytes of the payload that have not come

@@ -6,13 +6,15 @@ bounded amount of memory. Whatever is wrong inside a well-formed request is an a
 connection.
 """
 
-from libc.errno cimport EAGAIN, EINTR, errno
+from libc.errno cimport EAGAIN, EFAULT, EINTR, errno
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
+from farpool.native.bus_guard cimport touch
+from farpool.native.cipher cimport receive_through
 from farpool.native.libatomics cimport compare_swap_word, fetch_add_word, load_count, load_word, store_word
 from farpool.native.libpthread cimport pthread_mutex_lock, pthread_mutex_unlock
-from farpool.native.libsocket cimport MSG_DONTWAIT, iovec, msghdr, recvmsg, write
+from farpool.native.libsocket cimport MSG_DONTWAIT, MSG_PEEK, iovec, msghdr, recv, write
 from farpool.native.operation cimport (
     OP_COMPARE_SWAP,
     OP_FETCH_ADD,
@@ -32,12 +34,15 @@ from farpool.native.operation cimport (
     STATUS_VERSION,
 )
 from farpool.native.slab_table cimport Entry, pin, unpin
-from farpool.native.tcp_answers cimport flush, owe, owe_bytes, span_advance, span_clear
+from farpool.native.tcp_answers cimport flush, is_unsent, owe, owe_bytes, span_advance, span_clear
+from farpool.native.watched_word cimport wake_waiters
 from farpool.native.tcp_wire cimport MOST_PARTS, WIRE_MAGIC, WIRE_VERSION
 
 cdef enum:
+    TLS_HANDSHAKE = 0x16    # first byte of a client that speaks TLS; those of our hello are others
     MOST_ROUNDS = 8         # receives before other connections have their turn
     DIRECT_PIECES = 32      # parts of a payload that one receive fills
+    REQUEST_BYTES = 512     # what a request counts besides its bytes
 
 
 cdef void report(Shared *shared, int kind, const char *peer, uint64_t number) noexcept nogil:
@@ -64,6 +69,9 @@ cdef void forget(Connection *connection) noexcept nogil:
         span_clear(&connection.span)
     free(connection.spill)
     connection.spill = NULL
+    if connection.cipher != NULL:
+        connection.cipher.free(connection.cipher)
+        connection.cipher = NULL
 
 
 cdef bint changes_memory(uint8_t operation) noexcept nogil:
@@ -88,9 +96,15 @@ cdef int greet(Worker *worker, Connection *connection, const Request *request) n
         slot = &shared.sessions[request.handle]
         for i in range(SECRET_BYTES):
             difference |= secret[i] ^ slot.secret[i]
+        if load_count(&slot.active) and difference == 0 and slot.encrypted and connection.cipher == NULL:
+            report(shared, EVENT_IN_CLEAR, connection.peer, 0)
+            owe(connection, request, STATUS_REFUSED, 0)
+            flush(worker, connection)
+            return DROP
         if load_count(&slot.active) and difference == 0:
             connection.known = True
             connection.slot = request.handle
+            connection.share = slot.share
             connection.session = slot.id
             worker.strangers -= 1
             owe(connection, request, STATUS_OK, WIRE_VERSION)
@@ -134,6 +148,14 @@ cdef uint8_t check(const Entry *entry, const Request *request, const uint8_t *wi
     return STATUS_INVALID if request.offset & 7 else STATUS_OK
 
 
+cdef void wake(Shared *shared, const Entry *entry, uint64_t offset, uint64_t nbytes) noexcept nogil:
+    """Wake those who wait for what was just stored to."""
+    cdef uint64_t watched = load_word(&entry.watched), one = 1
+    if watched:
+        wake_waiters(entry.base, watched, offset, nbytes)
+        write(shared.changed_fd, &one, sizeof(one))
+
+
 cdef uint64_t word_operation(Entry *entry, const Request *request) noexcept nogil:
     cdef uint64_t *word = <uint64_t *> (entry.base + request.offset)
     if request.operation == OP_LOAD:
@@ -164,6 +186,8 @@ cdef int execute(Worker *worker, Connection *connection, const Request *request,
     worker.counters.operations[request.operation] += 1
     if status == STATUS_OK and request.operation >= OP_LOAD:
         detail = word_operation(entry, request)
+        if request.operation != OP_LOAD:
+            wake(worker.shared, entry, request.offset, 8)
     if entry != NULL:
         unpin(entry)
     if status != STATUS_OK:
@@ -200,7 +224,21 @@ cdef Entry *pin_target(Worker *worker, Connection *connection) noexcept nogil:
                 connection.request.generation)
     if entry == NULL:
         connection.status = STATUS_STALE    # it ended while its payload was coming
+    elif load_word(&entry.watched):
+        connection.watched = True
     return entry
+
+
+cdef void wake_written(Worker *worker, Connection *connection) noexcept nogil:
+    """Wake those who wait for what a payload has stored to."""
+    cdef Entry *entry = pin_target(worker, connection)
+    cdef uint32_t i
+    connection.watched = False
+    if entry == NULL:
+        return
+    for i in range(connection.span.count):
+        wake(worker.shared, entry, connection.span.parts[i].offset, connection.span.parts[i].length)
+    unpin(entry)
 
 
 cdef uint64_t take_payload(Worker *worker, Connection *connection, const uint8_t *data, uint64_t nbytes) noexcept nogil:
@@ -235,6 +273,8 @@ cdef void end_write(Worker *worker, Connection *connection) noexcept nogil:
         if entry != NULL:
             detail = entry.nbytes
             unpin(entry)
+    if connection.watched:
+        wake_written(worker, connection)
     connection.writing = False
     span_clear(&connection.span)
     owe(connection, &connection.request, connection.status, detail)
@@ -262,6 +302,10 @@ cdef int64_t consume(Worker *worker, Connection *connection, const uint8_t *data
         if not OP_HELLO <= request.operation <= OP_COMPARE_SWAP:
             report(worker.shared, EVENT_DISORDER, connection.peer, request.operation)
             return DROP
+        if worker.budget <= 0:
+            connection.stalled = True
+            return used
+        worker.budget -= REQUEST_BYTES
         if connection.owed == MOST_REPLIES or (connection.reads and changes_memory(request.operation)):
             if flush(worker, connection) == DROP:
                 return DROP
@@ -312,16 +356,18 @@ cdef int64_t receive(Worker *worker, Connection *connection, bint *drained) noex
     cdef Entry *entry = NULL
     cdef Span *span = &connection.span
     cdef uint64_t direct = 0, offset
-    cdef int count = 0
+    cdef int count = 0, i
     cdef uint32_t index = span.index
     cdef ssize_t got
     if connection.writing and connection.spilled == 0:
         entry = pin_target(worker, connection)
     if entry != NULL:
-        while count < DIRECT_PIECES and index < span.count:
+        while count < DIRECT_PIECES and index < span.count and direct < <uint64_t> worker.budget:
             offset = span.done if index == span.index else 0
             pieces[count].iov_base = entry.base + span.parts[index].offset + offset
             pieces[count].iov_len = span.parts[index].length - offset
+            if pieces[count].iov_len > worker.budget - direct:
+                pieces[count].iov_len = worker.budget - direct
             direct += pieces[count].iov_len
             count += 1
             index += 1
@@ -332,7 +378,11 @@ cdef int64_t receive(Worker *worker, Connection *connection, bint *drained) noex
     memset(&message, 0, sizeof(message))
     message.msg_iov = pieces
     message.msg_iovlen = count + 1
-    got = recvmsg(connection.fd, &message, MSG_DONTWAIT)
+    got = receive_through(connection.fd, connection.cipher, &message, MSG_DONTWAIT)
+    if got < 0 and errno == EFAULT:     # the slab's file was cut short
+        for i in range(count):
+            touch(pieces[i].iov_base, pieces[i].iov_len)
+        got = receive_through(connection.fd, connection.cipher, &message, MSG_DONTWAIT)
     if entry != NULL:
         unpin(entry)
     if got <= 0:
@@ -340,7 +390,11 @@ cdef int64_t receive(Worker *worker, Connection *connection, bint *drained) noex
         if got < 0 and errno in (EAGAIN, EINTR):
             return connection.spilled
         return DROP
-    drained[0] = <uint64_t> got < direct + pieces[count].iov_len
+    worker.budget -= got
+    if connection.cipher != NULL:
+        drained[0] = connection.cipher.drained
+    else:
+        drained[0] = <uint64_t> got < direct + pieces[count].iov_len
     if entry != NULL:
         offset = got if <uint64_t> got < direct else direct
         span_advance(span, offset)
@@ -350,23 +404,52 @@ cdef int64_t receive(Worker *worker, Connection *connection, bint *drained) noex
     return connection.spilled + got
 
 
+cdef int look_at_first(Worker *worker, Connection *connection) noexcept nogil:
+    """Encrypt the connection if its first byte asks for that; KEEP if none has come, 1 to go on."""
+    cdef uint8_t first
+    cdef ssize_t got = recv(connection.fd, &first, 1, MSG_DONTWAIT | MSG_PEEK)
+    if got <= 0:
+        return KEEP if got < 0 and errno in (EAGAIN, EINTR) else DROP
+    if first == TLS_HANDSHAKE:
+        connection.cipher = worker.shared.accept(worker.shared.keys, connection.fd)
+        if connection.cipher == NULL:
+            return DROP
+    return 1
+
+
+cdef void report_stranger(Worker *worker, Connection *connection) noexcept nogil:
+    """Say why a connection ended before its hello."""
+    if connection.cipher != NULL and connection.cipher.failure:
+        report(worker.shared, EVENT_HANDSHAKE, connection.peer, connection.cipher.failure)
+    elif connection.spilled:
+        report(worker.shared, EVENT_CUT_SHORT, connection.peer, connection.spilled)
+
+
 cdef int serve(Worker *worker, Connection *connection) noexcept nogil:
     """Do what the connection is ready for; DROP if it has ended."""
     cdef int64_t filled, used
     cdef bint drained = False
-    if connection.owed and flush(worker, connection) == DROP:
+    cdef int verdict
+    connection.again = False
+    if worker.shared.accept != NULL and not connection.known and connection.cipher == NULL and not connection.spilled:
+        verdict = look_at_first(worker, connection)
+        if verdict != 1:
+            return verdict
+    if (connection.owed or is_unsent(connection)) and flush(worker, connection) == DROP:
         return DROP
     for _ in range(MOST_ROUNDS):
         if connection.stalled and connection.blocked:
             return KEEP
+        if worker.budget <= 0:
+            break
         if connection.stalled:
             filled = connection.spilled
             unspill(worker, connection)
         else:
             filled = receive(worker, connection, &drained)
         if filled < 0:
-            if not connection.known and connection.spilled:
-                report(worker.shared, EVENT_CUT_SHORT, connection.peer, connection.spilled)
+            if not connection.known:
+                report_stranger(worker, connection)
             return DROP
         used = consume(worker, connection, worker.stage, filled)
         if used < 0 or keep_rest(connection, worker.stage + used, filled - used) == DROP:
@@ -375,4 +458,5 @@ cdef int serve(Worker *worker, Connection *connection) noexcept nogil:
             return DROP
         if drained and not (connection.stalled and not connection.blocked):
             return KEEP
+    connection.again = connection.cipher != NULL
     return KEEP

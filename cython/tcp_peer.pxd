@@ -1,5 +1,6 @@
 from libc.stdint cimport int64_t, uint64_t
 
+from farpool.native.cipher cimport Encryption
 from farpool.native.libsocket cimport iovec
 from farpool.native.loans cimport Loans
 from farpool.native.stream cimport Stream
@@ -8,6 +9,7 @@ from farpool.native.tcp_wire cimport Answer, Request
 
 cdef class TcpChannel:
     cdef Stream stream
+    cdef Encryption encryption      # keeps the stream's cipher alive; None in clear
     cdef uint64_t version           # of the peer's credentials that it was opened with
     cdef int64_t used               # when it was last used, ns
     cdef uint64_t born              # forks when it was made
@@ -22,6 +24,7 @@ cdef class TcpPeer(Loans):
     cdef readonly tuple address
     cdef readonly bytes hello       # the header that opens a connection
     cdef readonly uint64_t version  # counts the credentials
+    cdef readonly object tls        # what new connections are encrypted with, a TlsClient; None in clear
 
     cdef TcpChannel take(self, int64_t deadline)
     cdef TcpChannel connect(self, int64_t deadline)

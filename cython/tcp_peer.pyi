@@ -1,4 +1,5 @@
 from farpool.native.loans import Loans
+from farpool.native.tls import TlsClient
 
 class TcpChannel:
     """One data connection; its peer makes it."""
@@ -6,10 +7,13 @@ class TcpChannel:
 class TcpPeer(Loans):
     """The data connections of one session: opened when needed, at most *limit*, each used by one operation at a time.
 
-    Thread-safe.
+    Thread-safe. New connections are encrypted with *tls*, and the server's certificate is checked as it says.
     """
 
-    def __init__(self, limit: int = 8) -> None: ...
+    def __init__(self, limit: int = 8, tls: TlsClient | None = None) -> None: ...
+    @property
+    def tls(self) -> TlsClient | None:
+        """What new connections are encrypted with."""
     @property
     def hello(self) -> bytes:
         """The header that opens a data connection."""

@@ -4,7 +4,7 @@ A connection carries one request at a time, so that whoever is interrupted in th
 ever gets another's bytes. The GIL is released for the whole of an exchange.
 """
 
-from libc.errno cimport EAGAIN, errno
+from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport uint32_t
 
 import socket
@@ -20,6 +20,7 @@ from farpool.native.tcp_wire import pack_hello
 from farpool.protocol.errors import (
     AuthenticationFailed,
     DeadlineExceeded,
+    FarpoolError,
     ProtocolError,
     ServerLost,
     out_of_descriptors,
@@ -52,6 +53,8 @@ cdef class TcpChannel:
         cdef ssize_t got
         if now_ns() - self.used < IDLE_NS:
             return False
+        if self.stream.cipher != NULL:
+            return self.stream.cipher.peek(self.stream.cipher) >= 0 or errno not in (EAGAIN, EINTR)
         got = recv(self.stream.fd, &byte, 1, MSG_DONTWAIT | MSG_PEEK)
         return got >= 0 or errno != EAGAIN      # bytes that nobody asked for are as bad as an end
 
@@ -84,8 +87,9 @@ cdef class TcpChannel:
 cdef class TcpPeer(Loans):
     """The data connections of one session; see the stub for the contract."""
 
-    def __init__(self, int limit=8):
+    def __init__(self, int limit=8, tls=None):
         Loans.__init__(self, limit)
+        self.tls = tls
         self.address = ("", 0)
         self.hello = b""
 
@@ -131,6 +135,12 @@ cdef class TcpPeer(Loans):
                 opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 opened.settimeout(None)
                 channel = TcpChannel(opened.detach(), version)
+                if self.tls is not None:
+                    label = f"the data port {host}:{port}"
+                    channel.encryption = self.tls.connect(channel.stream.fd, label, deadline / 1e9)
+                    channel.stream.cipher = channel.encryption.cipher
+        except FarpoolError:
+            raise
         except TimeoutError:
             raise DeadlineExceeded(
                 f"the data port {host}:{port} did not answer within {left:.3g} s; is it reachable from here?"

@@ -12,6 +12,7 @@ from libc.string cimport memcpy, memmove, memset
 from collections import deque
 
 from farpool.native.checks cimport as_addend, as_offset, as_word, raise_misaligned
+from farpool.native.cipher cimport Cipher, Encryption, receive_through, send_through
 from farpool.native.clock cimport now_ns, to_ns
 from farpool.native.libsocket cimport (
     MSG_DONTWAIT,
@@ -21,8 +22,6 @@ from farpool.native.libsocket cimport (
     iovec,
     msghdr,
     recv,
-    recvmsg,
-    sendmsg,
 )
 from farpool.native.operation cimport (
     OP_COMPARE_SWAP,
@@ -52,6 +51,8 @@ cdef class TcpPipeline:
     """One data connection of an event loop; see the stub for the contract."""
 
     cdef int fd
+    cdef Encryption encryption      # keeps the cipher alive; None in clear
+    cdef Cipher *cipher             # NULL: in clear
     cdef object loop
     cdef object unsent              # deque of Pending
     cdef object unanswered          # deque of Pending
@@ -66,8 +67,10 @@ cdef class TcpPipeline:
     cdef int64_t heard              # when the last byte came
     cdef object __weakref__
 
-    def __init__(self, int fd, loop):
+    def __init__(self, int fd, loop, Encryption encryption=None):
         self.fd = fd
+        self.encryption = encryption
+        self.cipher = encryption.cipher if encryption is not None else NULL
         self.loop = loop
         self.unsent = deque()
         self.unanswered = deque()
@@ -95,7 +98,10 @@ cdef class TcpPipeline:
             return False
         if self.pending or now_ns() - self.heard < IDLE_NS:
             return True
-        got = recv(self.fd, &byte, 1, MSG_DONTWAIT | MSG_PEEK)
+        if self.cipher != NULL:
+            got = self.cipher.peek(self.cipher)
+        else:
+            got = recv(self.fd, &byte, 1, MSG_DONTWAIT | MSG_PEEK)
         return got < 0 and errno == EAGAIN
 
     @property
@@ -205,7 +211,7 @@ cdef class TcpPipeline:
             total = self.collect(pieces, &message)
             if total == 0:
                 continue
-            sent = sendmsg(self.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL)
+            sent = send_through(self.fd, self.cipher, &message, MSG_DONTWAIT | MSG_NOSIGNAL)
             if sent < 0 and errno == EINTR:
                 continue
             if sent < 0 and errno != EAGAIN:
@@ -214,15 +220,25 @@ cdef class TcpPipeline:
             if sent > 0:
                 self.retire(sent)
             if sent < <ssize_t> total:
-                self.sending = True
-                if not self.watched:
-                    self.watched = True
-                    self.loop.add_writer(self.fd, self.on_writable)
+                self.watch()
                 return
+        if self.cipher != NULL and self.cipher.push(self.cipher) != 0:
+            if errno not in (EAGAIN, EINTR):
+                self.fail()
+            else:
+                self.watch()
+            return
         self.sending = False
         if self.watched:
             self.watched = False
             self.loop.remove_writer(self.fd)
+
+    cdef object watch(self):
+        """Go on sending once the socket has room."""
+        self.sending = True
+        if not self.watched:
+            self.watched = True
+            self.loop.add_writer(self.fd, self.on_writable)
 
     cdef size_t collect(self, iovec *pieces, msghdr *message):
         """Line up what one call can send, leaving out requests that were cancelled before they began."""
@@ -291,7 +307,7 @@ cdef class TcpPipeline:
         memset(&message, 0, sizeof(message))
         message.msg_iov = pieces
         message.msg_iovlen = count + 1
-        got = recvmsg(self.fd, &message, MSG_DONTWAIT)
+        got = receive_through(self.fd, self.cipher, &message, MSG_DONTWAIT)
         if got < 0 and errno in (EAGAIN, EINTR):
             return
         if got <= 0:
@@ -308,6 +324,8 @@ cdef class TcpPipeline:
                 self.finish()
         self.staged += got
         self.parse()
+        if self.cipher != NULL and not self.cipher.drained and self.fd >= 0:
+            self.loop.call_soon(self.on_readable)   # the socket does not know of what the cipher has
 
     cdef object parse(self):
         """Deal with what is staged: answers, and the beginnings of payloads."""

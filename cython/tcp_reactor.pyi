@@ -1,5 +1,6 @@
 from typing import Final
 
+from farpool.native.cipher import Encryptor
 from farpool.native.slab_table import SlabTable
 
 EVENT_NAMES: Final[dict[int, str]]
@@ -8,7 +9,7 @@ class TcpReactor:
     """The tcp data plane of a server: native threads that serve slab memory over data connections.
 
     *listener* is the descriptor of a listening, non-blocking TCP socket; the caller keeps and closes it. Nothing here
-    needs the GIL once started. All methods are called from one thread.
+    needs the GIL once started. All methods are called from one thread. With an *encryptor* clients may speak TLS.
     """
 
     def __init__(
@@ -19,20 +20,25 @@ class TcpReactor:
         threads: int = 1,
         max_connections: int = 4096,
         hello_timeout: float = 5.0,
+        encryptor: Encryptor | None = None,
     ) -> None: ...
     def start(self) -> None: ...
     def run_worker(self, index: int) -> None:
         """Serve until ``stop``; the body of one thread."""
     def stop(self) -> None:
         """End the threads and close every data connection. Idempotent."""
-    def admit(self, session: int, secret: bytes) -> int:
+    def admit(self, session: int, secret: bytes, encrypted: bool = False, share: int = 0) -> int:
         """Let *session* open data connections with *secret* (32 bytes); return the slot that its hello names.
 
-        Raises ``PoolFull``."""
+        If *encrypted*, they must be. Connections of one *share* have a bounded part of each turn together. Raises ``PoolFull``."""
     def expel(self, slot: int) -> None:
         """Close the session's data connections soon, and refuse new ones at once."""
     def fileno(self) -> int:
         """Return a descriptor that is readable when ``events`` has some."""
+    def changes(self) -> int:
+        """Return a descriptor that is readable once a word was stored to that somebody waits for."""
+    def clear_changes(self) -> None:
+        """Make it unreadable until the next such store."""
     def events(self) -> list[tuple[str, str, int]]:
         """Return and forget what happened since the last call: (kind, peer's address, number)."""
     def counters(self) -> dict[str, int]:

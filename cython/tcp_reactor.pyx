@@ -5,12 +5,13 @@ eventfd; what they have to say for the log goes into a small ring that the event
 """
 
 from libc.errno cimport ECONNABORTED, EINTR, EMFILE, ENFILE, errno
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 import threading
 
+from farpool.native.cipher cimport Encryptor
 from farpool.native.clock cimport now_ns, to_ns
 from farpool.native.libatomics cimport add_count, load_count, store_count
 from farpool.native.libpthread cimport (
@@ -32,6 +33,7 @@ from farpool.native.libsocket cimport (
     IPPROTO_TCP,
     NI_NUMERICHOST,
     NI_NUMERICSERV,
+    POLLOUT,
     SO_KEEPALIVE,
     SOCK_CLOEXEC,
     SOCK_NONBLOCK,
@@ -59,11 +61,15 @@ from farpool.native.tcp_connection cimport (
     EVENT_DESCRIPTORS,
     EVENT_DISORDER,
     EVENT_GARBAGE,
+    EVENT_HANDSHAKE,
+    EVENT_IN_CLEAR,
     EVENT_LIMIT,
     EVENT_REFUSED,
     EVENT_SILENT,
+    KEEP,
     MOST_EVENTS,
     PEER_BYTES,
+    SHARES,
     STAGE_BYTES,
     Connection,
     SessionSlot,
@@ -84,6 +90,8 @@ cdef enum:
     SESSION_SLOTS = 65536
     TICK_MS = 500               # how often strangers and lost descriptors are looked at
     ACCEPT_PAUSE_MS = 100       # rest of the listener after running out of descriptors
+    TURN_BYTES = 262144         # what one tenant's connections move before another's have their turn
+    SHARING_TURNS = 1024        # connections served since another tenant's was, until one has it all again
 
 EVENT_NAMES = {
     EVENT_GARBAGE: "garbage",
@@ -93,6 +101,8 @@ EVENT_NAMES = {
     EVENT_DESCRIPTORS: "out of file descriptors",
     EVENT_DISORDER: "out of turn",
     EVENT_CUT_SHORT: "cut short",
+    EVENT_HANDSHAKE: "no TLS",
+    EVENT_IN_CLEAR: "in clear",
 }
 
 
@@ -117,7 +127,9 @@ cdef void watch(Worker *worker, Connection *connection) noexcept nogil:
     """Watch for what the connection needs next: room for answers, or more requests."""
     cdef epoll_event event
     cdef uint32_t interest = 0
-    if connection.blocked or connection.stalled:
+    if connection.blocked or connection.stalled or connection.again:
+        interest |= EPOLLOUT
+    if connection.cipher != NULL and connection.cipher.receive_wants == POLLOUT:
         interest |= EPOLLOUT
     if not connection.stalled:
         interest |= EPOLLIN
@@ -220,24 +232,49 @@ cdef void look_around(Worker *worker, bint sessions) noexcept nogil:
         connection = following
 
 
+cdef int serve_in_turn(Worker *worker, Connection *connection) noexcept nogil:
+    """Serve a connection for what is left of its tenant's share of this turn; else it stays ready for the next one."""
+    cdef uint32_t share = connection.share
+    cdef int64_t budget = INT64_MAX
+    cdef int verdict
+    if share != worker.last_share:
+        worker.last_share = share
+        worker.shared_out = SHARING_TURNS
+    elif worker.shared_out:
+        worker.shared_out -= 1
+    if worker.turn_of[share] != worker.turn:
+        worker.turn_of[share] = worker.turn
+        worker.spent[share] = 0
+    if worker.shared_out:
+        budget = TURN_BYTES - worker.spent[share]
+        if budget <= 0:
+            return KEEP
+    worker.budget = budget
+    verdict = serve(worker, connection)
+    worker.spent[share] += budget - worker.budget
+    return verdict
+
+
 cdef void run(Worker *worker) noexcept nogil:
     cdef epoll_event ready[MOST_READY]
     cdef uint64_t wakes
-    cdef int count, i
+    cdef int count, i, at
     cdef bint sessions
     while not load_count(&worker.shared.stop):
         count = epoll_wait(worker.epoll, ready, MOST_READY, TICK_MS if worker.strangers or worker.accept_again else -1)
         sessions = False
+        worker.turn += 1
         for i in range(count):
-            if ready[i].data.ptr == worker.shared:
+            at = <int> ((i + worker.turn) % <uint32_t> count)    # another one is the first each time
+            if ready[at].data.ptr == worker.shared:
                 accept_some(worker)
-            elif ready[i].data.ptr == worker:
+            elif ready[at].data.ptr == worker:
                 read(worker.wake, &wakes, sizeof(wakes))
                 sessions = True
-            elif serve(worker, <Connection *> ready[i].data.ptr) == DROP:
-                drop(worker, <Connection *> ready[i].data.ptr)
+            elif serve_in_turn(worker, <Connection *> ready[at].data.ptr) == DROP:
+                drop(worker, <Connection *> ready[at].data.ptr)
             else:
-                watch(worker, <Connection *> ready[i].data.ptr)
+                watch(worker, <Connection *> ready[at].data.ptr)
         if worker.accept_again and now_ns() >= worker.accept_again:
             listen_again(worker, True)
         if sessions or worker.strangers:
@@ -253,11 +290,12 @@ cdef class TcpReactor:
     cdef Worker *workers
     cdef int count
     cdef SlabTable table            # keeps the entries alive
+    cdef Encryptor encryptor        # keeps the keys alive
     cdef list threads
     cdef list unused                # session slots that may be handed out again
 
     def __cinit__(self, SlabTable table not None, int listener, *, int threads=1, uint32_t max_connections=4096,
-                  double hello_timeout=5.0):
+                  double hello_timeout=5.0, Encryptor encryptor=None):
         cdef int i
         if not 1 <= threads <= 64:
             raise InvalidArgument(f"a data plane has 1 to 64 threads, not {threads}")
@@ -275,8 +313,13 @@ cdef class TcpReactor:
         self.shared.listener = listener
         self.shared.connection_limit = max_connections
         self.shared.hello_wait = to_ns(hello_timeout)
+        self.encryptor = encryptor
+        if encryptor is not None:
+            self.shared.keys = encryptor.keys
+            self.shared.accept = encryptor.accept
         pthread_mutex_init(&self.shared.events_lock, NULL)
         self.shared.event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
+        self.shared.changed_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
         for i in range(threads):
             self.workers[i].shared = self.shared
             self.workers[i].epoll = epoll_create1(EPOLL_CLOEXEC)
@@ -284,7 +327,7 @@ cdef class TcpReactor:
             self.workers[i].stage = <uint8_t *> malloc(STAGE_BYTES)
             if self.workers[i].stage == NULL or self.shared.sessions == NULL:
                 raise MemoryError
-            if self.workers[i].epoll < 0 or self.workers[i].wake < 0 or self.shared.event_fd < 0:
+            if min(self.workers[i].epoll, self.workers[i].wake, self.shared.event_fd, self.shared.changed_fd) < 0:
                 raise OSError(errno, "no file descriptor for the data plane; raise RLIMIT_NOFILE")
 
     def __dealloc__(self):
@@ -300,6 +343,8 @@ cdef class TcpReactor:
         if self.shared != NULL:
             if self.shared.event_fd > 0:
                 close_fd(self.shared.event_fd)
+            if self.shared.changed_fd > 0:
+                close_fd(self.shared.changed_fd)
             pthread_mutex_destroy(&self.shared.events_lock)
             free(self.shared.sessions)
             free(self.shared)
@@ -339,7 +384,7 @@ cdef class TcpReactor:
             thread.join()
         self.threads = []
 
-    def admit(self, uint64_t session, bytes secret not None):
+    def admit(self, uint64_t session, bytes secret not None, bint encrypted=False, uint32_t share=0):
         """Let *session* open data connections with *secret* (32 bytes); return the slot that its hello names."""
         cdef SessionSlot *slot
         cdef uint32_t index
@@ -353,6 +398,8 @@ cdef class TcpReactor:
             raise PoolFull(f"all {SESSION_SLOTS} sessions of the tcp data plane are in use; close some")
         slot = &self.shared.sessions[index]
         slot.id = session
+        slot.encrypted = encrypted
+        slot.share = share % SHARES
         memcpy(slot.secret, <const char *> secret, SECRET_BYTES)
         store_count(&slot.active, 1)
         if index == self.shared.session_count:
@@ -370,6 +417,15 @@ cdef class TcpReactor:
     def fileno(self):
         """Return a descriptor that is readable when ``events`` has some."""
         return self.shared.event_fd
+
+    def changes(self):
+        """Return a descriptor that is readable once a word was stored to that somebody waits for."""
+        return self.shared.changed_fd
+
+    def clear_changes(self):
+        """Make it unreadable until the next such store."""
+        cdef uint64_t seen
+        read(self.shared.changed_fd, &seen, sizeof(seen))
 
     def events(self):
         """Return and forget what happened since the last call: (kind, peer's address, number)."""

@@ -109,6 +109,8 @@ def _measure_transport(
 def _measure_workloads(pool: Pool, name: str, seconds: float, tell: Progress) -> Iterator[Row]:
     """Measure each in turn. What holds views of the slab ends with this, so that the pool can let it go."""
     emulated = is_emulated(pool.transport, pool.stat().arena)
+    if pool.transport in SOCKETS and urlsplit(pool.url).scheme == "farpools":
+        name = f"{name}+tls"
     with closing(_workloads(pool)) as workloads:
         for workload in workloads:
             tell(f"{name}: {workload}")

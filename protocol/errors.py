@@ -27,6 +27,7 @@ __all__ = [
     "ReadOnly",
     "RegionInUse",
     "ServerLost",
+    "SlabBusy",
     "SlabNotFound",
     "StaleSlab",
     "TransportUnavailable",
@@ -83,7 +84,7 @@ class PoolFull(FarpoolError, MemoryError):
 
 
 class QuotaExceeded(FarpoolError, MemoryError):
-    """The tenant's quota, not the pool's capacity, refuses the slab."""
+    """The tenant's quota, not the pool's capacity, refuses the slab, session or request; the message has numbers."""
 
 
 class SlabNotFound(FarpoolError, LookupError):
@@ -96,6 +97,10 @@ class NameTaken(FarpoolError, FileExistsError):
 
 class StaleSlab(FarpoolError, LookupError):
     """The handle's slab was freed, revoked or has expired: its bytes are gone."""
+
+
+class SlabBusy(FarpoolError, BlockingIOError):
+    """Another session has the slab attached, and one of the two wants it for itself alone."""
 
 
 class OutOfBounds(FarpoolError, IndexError):

@@ -104,7 +104,8 @@ def _check_depth(items: Collection[Any], left: int) -> None:
 class FrameDecoder:
     """Cut a stream of bytes into the payloads of its frames.
 
-    ``feed`` takes what has come and returns every payload that is whole now. Not thread-safe.
+    ``feed`` takes what has come and returns every payload that is whole now; ``add`` and ``take`` do so a few at a
+    time. Not thread-safe.
     """
 
     __slots__ = ("_buffer", "_limit")
@@ -124,11 +125,19 @@ class FrameDecoder:
         Raises:
             ProtocolError: a frame announces more than the limit; the stream cannot be read any further.
         """
+        self.add(data)
+        return self.take(len(self._buffer))
+
+    def add(self, data: bytes | memoryview) -> None:
+        """Add what has come."""
+        self._buffer += data
+
+    def take(self, most: int) -> list[bytes]:
+        """Return at most *most* of the payloads that are complete, oldest first; raise as :meth:`feed` does."""
         buffer = self._buffer
-        buffer += data
         payloads: list[bytes] = []
         start = 0
-        while len(buffer) - start >= LENGTH_BYTES:
+        while len(buffer) - start >= LENGTH_BYTES and len(payloads) < most:
             (length,) = _LENGTH.unpack_from(buffer, start)
             if length > self._limit:
                 raise ProtocolError(

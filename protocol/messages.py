@@ -17,10 +17,26 @@ from typing import Any, ClassVar, Final, TypeVar
 
 import msgspec
 
+from farpool.protocol.commit_messages import Commit, Committed, DraftEnd, Reserve
 from farpool.protocol.errors import FarpoolError, ProtocolError
 from farpool.protocol.framing import encode_frame
+from farpool.protocol.grant_messages import Grant, GrantInfo, GrantList, Grants, Revoke
 from farpool.protocol.message_base import Done, Reply, Request
 from farpool.protocol.quarantine import Quarantined, Release
+from farpool.protocol.quota_messages import TenantLimit
+from farpool.protocol.slab_messages import Attached, SlabInfo
+from farpool.protocol.takeover_messages import Inheritance, LetGo, Takeover
+from farpool.protocol.tenant_messages import (
+    Challenge,
+    Challenged,
+    TenantAdd,
+    TenantInfo,
+    TenantList,
+    TenantListing,
+    TenantRemove,
+    TenantRotate,
+)
+from farpool.protocol.waiting_messages import Notify, Wait, Watch, Word
 
 __all__ = [
     "ERROR",
@@ -32,28 +48,53 @@ __all__ = [
     "Allocate",
     "Attach",
     "Attached",
+    "Challenge",
+    "Challenged",
+    "Commit",
+    "Committed",
     "Detach",
     "Done",
+    "DraftEnd",
     "Event",
     "Free",
     "Goodbye",
+    "Grant",
+    "GrantInfo",
+    "GrantList",
+    "Grants",
     "Heartbeat",
     "Hello",
+    "Inheritance",
+    "LetGo",
     "Listing",
     "Negotiate",
     "Negotiated",
+    "Notify",
     "Offer",
     "Open",
     "Quarantined",
     "Release",
     "Reply",
     "Request",
+    "Reserve",
     "ResumeKey",
+    "Revoke",
     "ServerStat",
     "SlabInfo",
     "SlabList",
     "Stat",
+    "Takeover",
+    "TenantAdd",
+    "TenantInfo",
+    "TenantLimit",
+    "TenantList",
+    "TenantListing",
+    "TenantRemove",
+    "TenantRotate",
+    "Wait",
+    "Watch",
     "Welcome",
+    "Word",
     "decode_reply_fields",
     "decode_request",
     "encode_error",
@@ -73,25 +114,6 @@ PAGE_SLABS: Final = 1000
 
 
 # What replies carry ---------------------------------------------------------------------------------------------
-
-
-class SlabInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What anyone who may see a slab is told of it."""
-
-    id: int
-    generation: int
-    nbytes: int
-    tenant: str
-    name: str | None = None
-    lease: str | float = "session"
-    expires_in: float | None = None
-    """Seconds until a leased slab ends unless its owner renews it; None for other leases."""
-    state: str = "live"
-    """``live``, ``orphaned`` (its owner's session is in its grace) or ``reclaiming`` (freed, still mapped)."""
-    attached: int = 0
-    """Sessions that have it attached now."""
-    atomics: str = "cpu"
-    """Whose atomics its words belong to: ``cpu`` (cxl, tcp) or ``rdma``."""
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,15 +144,8 @@ class Welcome(Reply, frozen=True, kw_only=True):
     session_timeout: float
     """Seconds of silence after which the session ends."""
     offers: list[Offer]
-
-
-class Attached(Reply, frozen=True, kw_only=True):
-    """A slab, and what the transport's client half needs to reach it."""
-
-    slab: SlabInfo
-    epoch: int
-    transport: str = ""
-    params: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    signature: bytes = b""
+    """Shows, where the client sent a proof, that the server knows the tenant too."""
 
 
 class Negotiated(Reply, frozen=True, kw_only=True):
@@ -190,6 +205,8 @@ class Hello(Request, frozen=True, kw_only=True):
     tenant: str | None = None
     pid: int | None = None
     resume: ResumeKey | None = None
+    proof: bytes = b""
+    """Shows that the client has the token of the tenant in its challenge, which came just before."""
 
 
 class Allocate(Request, frozen=True, kw_only=True):
@@ -197,6 +214,7 @@ class Allocate(Request, frozen=True, kw_only=True):
 
     operation: ClassVar[str] = "allocate"
     reply: ClassVar[type[Reply]] = Attached
+    once: ClassVar[bool] = True
     nbytes: int
     name: str | None = None
     lease: str | float = "session"
@@ -214,6 +232,10 @@ class Open(Request, frozen=True, kw_only=True):
     id: int | None = None
     mode: str = "rw"
     transport: str = ""
+    exclusive: bool = False
+    """Whether this session alone may have the slab attached from now on, until it lets go."""
+    tenant: str | None = None
+    """Whose slab it is; None for one of this tenant or, if it has none of that name, one that it was granted."""
 
 
 class Attach(Request, frozen=True, kw_only=True):
@@ -225,6 +247,8 @@ class Attach(Request, frozen=True, kw_only=True):
     generation: int
     mode: str = "rw"
     transport: str
+    memory: int = 0
+    """Generation of the memory that is meant: another one is a ``StaleSlab`` too. 0 takes what the slab has now."""
 
 
 class Negotiate(Request, frozen=True, kw_only=True):
@@ -244,6 +268,8 @@ class Detach(Request, frozen=True, kw_only=True):
     id: int
     generation: int
     transport: str
+    exclusive: bool = False
+    """Whether the session lets others attach the slab again that it had for itself."""
 
 
 class Free(Request, frozen=True, kw_only=True):
@@ -255,6 +281,8 @@ class Free(Request, frozen=True, kw_only=True):
     generation: int
     detached: str = ""
     """The transport over which the client has let go of it, as ``detach`` would say; empty if it has not."""
+    memory: int = 0
+    """Generation of the memory that it has let go of; 0 for what the slab has now."""
 
 
 class Listing(Request, frozen=True, kw_only=True):
@@ -291,12 +319,19 @@ class Goodbye(Request, frozen=True, kw_only=True):
 
 OPERATIONS: Final[dict[str, type[Request]]] = {
     cls.operation: cls
-    for cls in (Hello, Allocate, Open, Attach, Negotiate, Detach, Free, Listing, Stat, Release, Heartbeat, Goodbye)
+    for cls in (
+        *(Challenge, Hello, Allocate, Open, Attach, Negotiate, Detach, Free, Listing, Stat, Heartbeat, Goodbye),
+        *(Reserve, Commit),
+        *(Grant, Revoke, Grants),
+        *(Wait, Watch, Notify),
+        *(Takeover, LetGo),
+        *(Release, TenantAdd, TenantListing, TenantRotate, TenantRemove, TenantLimit),
+    )
 }
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that the server tells unasked: ``kind`` is revoked, expired or draining."""
+    """Something that the server tells unasked: ``kind`` is revoked, expired, replaced or draining."""
 
     kind: str
     fields: dict[str, Any] = {}

@@ -24,4 +24,5 @@ class Release(Request, frozen=True, kw_only=True):
 
     operation: ClassVar[str] = "release"
     reply: ClassVar[type[Reply]] = Quarantined
+    administrative: ClassVar[bool] = True
     host: str

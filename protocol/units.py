@@ -21,6 +21,7 @@ __all__ = [
     "parse_size",
     "shown",
     "validate_name",
+    "validate_tenant",
 ]
 
 MAX_NAME_BYTES = 255
@@ -38,6 +39,7 @@ Mode = Literal["r", "rw"]
 """Reading only, or reading and writing."""
 
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40, "PIB": 1 << 50}
+_TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z", re.ASCII)
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*\Z", re.ASCII)
 _LONGEST_NUMBER = 400
 """Digits of a size that are worth reading; Python refuses to convert 4,300 and more."""
@@ -151,4 +153,14 @@ def validate_name(name: object) -> str:
         raise InvalidArgument(f"name {name!r} has control characters; leave them out")
     if name.isdecimal():  # the command line takes a slab by name or by id
         raise InvalidArgument(f"name {name!r} has digits only, as an id has; add a letter, for example {'n' + name!r}")
+    return name
+
+
+def validate_tenant(name: object) -> str:
+    """Return *name* if a tenant may have it; raises ``InvalidArgument`` otherwise."""
+    if not isinstance(name, str) or _TENANT.match(name) is None:
+        raise InvalidArgument(
+            "a tenant's name has 1 to 64 letters (A to Z), digits, dots, dashes and underscores, and begins with "
+            f"a letter or a digit; not {shown(name)}"
+        )
     return name

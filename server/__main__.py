@@ -8,7 +8,7 @@ import sys
 
 from farpool.server.app import Embedding, serve
 from farpool.server.embedded import EMBEDDED_VARIABLE
-from farpool.server.settings import ConfigurationError, ServerSettings, load_settings
+from farpool.server.settings import ConfigurationError, load_settings
 
 
 def _read_line(fd: int) -> bytes:
@@ -21,17 +21,17 @@ def _read_line(fd: int) -> bytes:
     return line
 
 
-def _embedded() -> tuple[ServerSettings, Embedding]:
+def _serve_embedded() -> None:
     order = json.loads(_read_line(0))
     embedding = Embedding(parent=order["parent"], lifeline=0, remove=tuple(order["remove"]))
-    return load_settings(None, order["settings"]), embedding
+    serve(load_settings(None, order["settings"]), embedding, takeover=order["takeover"])
 
 
 def main() -> int:
     """Run the server and return its exit code."""
     try:
         if os.environ.pop(EMBEDDED_VARIABLE, None):
-            serve(*_embedded())
+            _serve_embedded()
         else:
             serve(load_settings(os.environ.get("FARPOOL_CONFIG")))
     except ConfigurationError as error:

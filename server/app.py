@@ -21,18 +21,24 @@ from farpool.protocol.units import format_bytes
 from farpool.server import logs
 from farpool.server.arena import MEMORY_FILE_SYSTEMS, Arena
 from farpool.server.arenas import open_arena
+from farpool.server.audit import AuditLog
 from farpool.server.catalog import Catalog
 from farpool.server.control import ControlPlane
 from farpool.server.dataplanes import DataPlanes, transport_settings
 from farpool.server.deadlines import Deadlines, boot_clock
+from farpool.server.encryption import Keys
 from farpool.server.generations import Generations
+from farpool.server.handover import Handover
 from farpool.server.lifecycle import Lifecycle
-from farpool.server.listeners import UnixListener, bind_tcp
+from farpool.server.listeners import UnixListener, bind_tcp, refuse_exposure
+from farpool.server.memory_watch import MemoryWatch
 from farpool.server.notify import notify, notify_reloading
 from farpool.server.peers import ProcessWatch
 from farpool.server.reconcile import reconcile
 from farpool.server.service import PoolService
-from farpool.server.settings import RELOADABLE, ConfigurationError, ServerSettings, unknown_variables
+from farpool.server.settings import RELOADABLE, ConfigurationError, ServerSettings, TlsSettings, unknown_variables
+from farpool.server.takeover import Inherited, take_over
+from farpool.server.tenants import Tenants
 from farpool.transports.contract import ServerContext
 
 __all__ = ["Embedding", "serve"]
@@ -58,19 +64,21 @@ class Embedding:
     """Directories to remove when the parent is gone without having stopped the server."""
 
 
-def serve(settings: ServerSettings, embedding: Embedding | None = None) -> None:
+def serve(settings: ServerSettings, embedding: Embedding | None = None, *, takeover: bool = False) -> None:
     """Run a server until a signal ends it. Blocks, and takes over the process's signals and logging.
+
+    With *takeover* it takes the place of the server that runs with these settings.
 
     Raises:
         ConfigurationError: it cannot start as it was told to.
     """
     logs.configure(settings.log_level, settings.log_format)
     os.umask(0o077)
-    uvloop.run(_run(settings, embedding))
+    uvloop.run(_run(settings, embedding, takeover=takeover))
 
 
-async def _run(settings: ServerSettings, embedding: Embedding | None) -> None:
-    server = Server(settings)
+async def _run(settings: ServerSettings, embedding: Embedding | None, *, takeover: bool) -> None:
+    server = Server(settings, takeover=takeover)
     orphaned = False
     try:
         server.watch_signals()
@@ -79,7 +87,10 @@ async def _run(settings: ServerSettings, embedding: Embedding | None) -> None:
             server.watch_parent(embedding)
         server.announce()
         orphaned = await server.until_told()
-        await server.drain(at_once=orphaned)
+        if server.handover.begun:
+            await server.hand_over()
+        else:
+            await server.drain(at_once=orphaned)
     finally:
         await server.stop()
         if orphaned and embedding is not None:
@@ -90,8 +101,10 @@ async def _run(settings: ServerSettings, embedding: Embedding | None) -> None:
 class Server:
     """One running server. The event loop's thread alone uses it."""
 
-    def __init__(self, settings: ServerSettings) -> None:
+    def __init__(self, settings: ServerSettings, *, takeover: bool = False) -> None:
         self.settings = settings
+        self.handover = Handover(settings.arena, settings.state_dir, self._descriptors, self._tell)
+        self._takeover = takeover
         self.addresses: list[Address] = []
         self._loop = asyncio.get_running_loop()
         self._undo = contextlib.AsyncExitStack()
@@ -105,14 +118,22 @@ class Server:
     async def start(self) -> None:
         """Open the arena, bring back what survived, and listen; the Unix socket has no name yet."""
         settings = self.settings
+        if not self.authentication_required and not settings.insecure:
+            refuse_exposure(settings.listen)
         _raise_descriptor_limit()
         if unknown := unknown_variables(os.environ):
             log.warning("environment variables ignored: no such settings", names=unknown)
-        arena = open_arena(settings)
+        self._keys = Keys(settings.tls) if settings.tls is not None else None
+        audit = AuditLog(settings.audit_log, boot_clock)
+        self._undo.callback(audit.close)
+        self._undo.callback(self.handover.close)
+        inherited = await asyncio.to_thread(take_over, settings) if self._takeover else Inherited({})
+        self._undo.callback(inherited.close)
+        arena = open_arena(settings, inherited.take("lock"))
         self._undo.callback(self._close_arena, arena)
         arena.use_reserve()
         self._warn_of_room(arena)
-        self._unix = UnixListener(settings.unix, settings.socket_bits)
+        self._unix = UnixListener(settings.unix, settings.socket_bits, inherited.take_listener("unix"))
         self._undo.callback(self._unix.close)
         catalog = Catalog(f"{arena.control_path}/catalog.sqlite", durable=not arena.volatile)
         self._undo.callback(catalog.close)
@@ -120,6 +141,7 @@ class Server:
         self._undo.callback(generations.close)
         planes = DataPlanes()
         life = self._make_life(arena, catalog, generations, planes)
+        self._undo.callback(MemoryWatch(self._loop, life).close)
         restored = reconcile(catalog, arena, generations, life.slabs, life.sessions, boot_clock)
         life.watch_restored()
         for row in catalog.quarantine():
@@ -130,10 +152,12 @@ class Server:
             log.warning("arena is full", arena=arena.path)
         self._undo.callback(life.close_memory)
         self._undo.push_async_callback(planes.stop)
-        self._undo.push_async_callback(life.finish)
+        self._undo.push_async_callback(self._finish)
         await self._start_planes(planes, generations, life)
-        self.service = PoolService(life, self, boot_clock, epoch)
-        await self._listen()
+        tenants = Tenants(catalog, settings.tenants)
+        self.service = PoolService(life, tenants, audit, self, boot_clock, epoch)
+        self.service.handover = self.handover
+        await self._listen(inherited)
         log.info("arena ready", arena=arena.path, epoch=epoch, **dataclasses.asdict(restored))
 
     def _make_life(self, arena: Arena, catalog: Catalog, generations: Generations, planes: DataPlanes) -> Lifecycle:
@@ -141,6 +165,7 @@ class Server:
         self._undo.callback(executor.shutdown)
         deadlines = Deadlines(boot_clock, self._loop.call_later, self._stalled)
         self._undo.callback(deadlines.close)
+        self._deadlines = deadlines
         self.life = Lifecycle(
             arena=arena,
             catalog=catalog,
@@ -167,14 +192,22 @@ class Server:
                 device=life.arena.device,
                 socket_mode=self.settings.socket_bits,
                 coherence=self.settings.coherence,
+                encryptor=None if self._keys is None else self._keys.encryptor,
+                watched_offset=generations.watched_offset,
+                changed=self._changed,
             )
             await planes.start(name, context)
         planes.require_one()
 
-    async def _listen(self) -> None:
-        self._control = ControlPlane(self.service, self._loop)
-        listener, address = bind_tcp(self.settings.listen)
+    def _changed(self) -> None:
+        self.service.waiting.look()
+
+    async def _listen(self, inherited: Inherited) -> None:
+        self._control = ControlPlane(self.service, self._loop, self._keys)
+        listener, address = bind_tcp(self.settings.listen, inherited.take_listener("listen"))
+        address = dataclasses.replace(address, tls=self._keys is not None)
         self._undo.callback(listener.close)
+        self._sockets = {"listen": listener, "unix": self._unix.socket}
         self._listening = [
             await self._loop.create_server(self._control.connection, sock=listener),
             await self._loop.create_unix_server(self._control.connection, sock=self._unix.socket),
@@ -231,6 +264,11 @@ class Server:
         """Seconds between a client's heartbeats."""
         return self.settings.heartbeat
 
+    @property
+    def authentication_required(self) -> bool:
+        """Whether a client must be known to be let in."""
+        return self.settings.authentication == "required"
+
     # Run ----------------------------------------------------------------------------------------------
 
     def watch_signals(self) -> None:
@@ -271,6 +309,21 @@ class Server:
                 await asyncio.wait_for(self._told_again.wait(), 0.05)
                 at_once = True
 
+    def _descriptors(self) -> dict[str, int]:
+        """Return what a successor needs; each name but the lock is a listening socket's."""
+        return {"lock": self.life.arena.lock_fd, **{name: each.fileno() for name, each in self._sockets.items()}}
+
+    async def hand_over(self) -> None:
+        """Do what is under way, and nothing more; the successor has our sockets, and clients come to it."""
+        log.info("handing over", sessions=self.life.sessions.connected())
+        self._unix.leave()
+        self._close_listeners()
+        self._deadlines.close()
+        await self.life.hand_over()
+
+    async def _finish(self) -> None:
+        await (self.life.hand_over() if self.handover.begun else self.life.finish())
+
     async def stop(self) -> None:
         """Undo everything that :meth:`start` made; leased and persistent slabs stay."""
         await self._undo.aclose()
@@ -309,20 +362,38 @@ class Server:
         if not self._ready:
             return
         notify_reloading()
+        self.service.audit.reopen()
         try:
             wanted = self.settings.reloaded()
         except ConfigurationError as error:
             log.error("settings not reloaded", reason=str(error))
         else:
-            before, after = self.settings.model_dump(), wanted.model_dump()
+            before, after = dict(self.settings), dict(wanted)
             changed = {key: value for key, value in after.items() if value != before[key]}
             now = {key: value for key, value in changed.items() if key in RELOADABLE}
+            if not self._reload_keys(wanted.tls):
+                now.pop("tls", None)
             self.settings = self.settings.model_copy(update=now)
             self.life.slabs.capacity = self.settings.capacity
+            self.service.tenants.configure(self.settings.tenants)
             logs.configure(self.settings.log_level, self.settings.log_format)
             later = sorted(set(changed) - set(now))
-            log.info("settings reloaded", changed=now, need_a_restart=later)
+            shown = {key: value for key, value in wanted.model_dump().items() if key in now}
+            who = {"address": "signal", "administrator": True}  # the kernel does not say whose
+            self.service.audit.note(who, "reload", {"settings": sorted(now)}, "done")
+            log.info("settings reloaded", changed=shown, need_a_restart=later)
         notify("READY=1")
+
+    def _reload_keys(self, wanted: TlsSettings | None) -> bool:
+        """Read the certificate again; return False if it stays as it was: TLS comes or goes with a restart alone."""
+        if self._keys is None or wanted is None:
+            return False
+        try:
+            self._keys.load(wanted)
+        except ConfigurationError as error:
+            log.error("the certificate of TLS was not read again", reason=str(error))
+            return False
+        return True
 
 
 def _reporter(transport: str) -> Any:

@@ -63,6 +63,11 @@ class Arena(Protocol):
         ...
 
     @property
+    def lock_fd(self) -> int:
+        """Descriptor that holds the arena for this server; a successor that has it too goes on holding it."""
+        ...
+
+    @property
     def volatile(self) -> bool:
         """Tell whether a restart of the machine empties the arena."""
         ...
@@ -80,6 +85,11 @@ class Arena(Protocol):
     @property
     def reuses_memory(self) -> bool:
         """Tell whether a slab's memory may be another's later, so that every holder must have let go before."""
+        ...
+
+    @property
+    def incoherent(self) -> bool:
+        """Tell whether other hosts' stores show only once our cache lines are dropped, and ours once written back."""
         ...
 
     @property
@@ -151,7 +161,7 @@ class DirectoryArena:
         ConfigurationError: not a directory of ours that we alone can write, or another server holds it.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, lock_fd: int | None = None) -> None:
         self.path = path
         self.control_path = f"{path}/{CONTROL_FOLDER}"
         with contextlib.ExitStack() as undo:
@@ -160,8 +170,8 @@ class DirectoryArena:
             undo.callback(os.close, self._fd)
             self.control_fd = _open_control_folder(path, self._fd)
             undo.callback(os.close, self.control_fd)
-            self._lock_fd = lock_folder(path, self.control_fd)
-            undo.callback(os.close, self._lock_fd)
+            self.lock_fd = lock_folder(path, self.control_fd, lock_fd)
+            undo.callback(os.close, self.lock_fd)
             self._made = made  # and nobody else's now
             self.file_system = file_system_of(os.fstat(self._fd).st_dev)
             huge = self.file_system == "hugetlbfs"
@@ -182,6 +192,11 @@ class DirectoryArena:
     @property
     def reuses_memory(self) -> bool:
         """Return False: who maps a removed file keeps its pages, and nobody else gets them."""
+        return False
+
+    @property
+    def incoherent(self) -> bool:
+        """Return False: files are shared by the processes of one host."""
         return False
 
     @property
@@ -230,7 +245,7 @@ class DirectoryArena:
         """Return a new read-write mapping of the slab's file."""
         fd = self.open_descriptor(slab_id, "rw")
         try:
-            return MemoryMapping(fd, nbytes, writable=True)
+            return MemoryMapping(fd, nbytes, writable=True, guarded=True)
         finally:
             os.close(fd)
 
@@ -278,7 +293,7 @@ class DirectoryArena:
     def close(self) -> None:
         """Unlock and close the directory. May be called twice."""
         if self._fd >= 0:
-            for fd in (self._lock_fd, self.control_fd, self._fd):
+            for fd in (self.lock_fd, self.control_fd, self._fd):
                 os.close(fd)
             self._fd = -1
 
@@ -368,8 +383,16 @@ def _open_control_folder(path: str, arena_fd: int) -> int:
     return fd
 
 
-def lock_folder(path: str, control_fd: int) -> int:
-    """Return a descriptor that holds the lock of the arena *path*; raise ``ConfigurationError`` if another does."""
+def lock_folder(path: str, control_fd: int, inherited: int | None = None) -> int:
+    """Return a descriptor that holds the lock of the arena *path*; raise ``ConfigurationError`` if another does.
+
+    An *inherited* one holds it already, and is returned.
+    """
+    if inherited is not None:
+        if not os.path.samestat(os.fstat(inherited), os.stat("lock", dir_fd=control_fd)):
+            raise ConfigurationError(f"what was taken over is not the lock of the arena {path}; start again")
+        os.pwrite(inherited, b"%-20d\n" % os.getpid(), 0)
+        return inherited
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         fd = os.open("lock", flags, 0o600, dir_fd=control_fd)

@@ -11,8 +11,8 @@ from farpool.server.settings import ConfigurationError, ServerSettings
 __all__ = ["open_arena"]
 
 
-def open_arena(settings: ServerSettings) -> Arena:
-    """Open the arena that the settings name; raise ``ConfigurationError``."""
+def open_arena(settings: ServerSettings, lock_fd: int | None = None) -> Arena:
+    """Open the arena that the settings name, with its lock if we have inherited that; raise ``ConfigurationError``."""
     incoherent = settings.coherence == "software"
     deaf = [name for name in settings.transports if name != "cxl"]
     if incoherent and deaf:
@@ -22,5 +22,5 @@ def open_arena(settings: ServerSettings) -> Arena:
         )
     path = Path(settings.arena)
     if path.is_dir() or (not path.exists() and not settings.arena.startswith("/dev/dax")):
-        return DirectoryArena(settings.arena)
-    return DeviceArena(settings.arena, settings.state_dir, incoherent=incoherent)
+        return DirectoryArena(settings.arena, lock_fd)
+    return DeviceArena(settings.arena, settings.state_dir, incoherent=incoherent, lock_fd=lock_fd)

@@ -10,17 +10,14 @@ import contextlib
 import sqlite3
 import time
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, fields
+from typing import Any, Final
 
 from farpool.protocol.errors import FarpoolError, PoolFull
+from farpool.server.schema import APPLICATION_ID, DEFAULT_TENANT, QUARANTINE, SCHEMA, SCHEMA_VERSION, UPGRADES
 from farpool.server.settings import ConfigurationError
 
-__all__ = ["DEFAULT_TENANT", "Catalog", "HolderRow", "QuarantineRow", "SessionRow", "SlabRow"]
-
-SCHEMA_VERSION: Final = 3
-APPLICATION_ID: Final = 0x4661_7270
-"""``Farp`` in the header of the SQLite file, so that a foreign database is told apart."""
+__all__ = ["DEFAULT_TENANT", "Catalog", "Change", "HolderRow", "QuarantineRow", "SessionRow", "SlabRow"]
 
 BLOCK: Final = 1024
 """Ids taken from the catalog at a time; a crash loses the rest of the block, which is harmless."""
@@ -28,51 +25,10 @@ BLOCK: Final = 1024
 LATE_AT_MOST: Final = 512
 """Deletions that wait for an insertion before they get a transaction of their own."""
 
-DEFAULT_TENANT: Final = "default"
-
-QUARANTINE: Final = """
-CREATE TABLE quarantine (
-    session INTEGER PRIMARY KEY, pid INTEGER, begun INTEGER, boot_id TEXT NOT NULL, host TEXT NOT NULL,
-    created REAL NOT NULL
-)"""
-
-SCHEMA: Final = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
-CREATE TABLE tenants (name TEXT PRIMARY KEY, created REAL NOT NULL) WITHOUT ROWID;
-CREATE TABLE slabs (
-    id INTEGER PRIMARY KEY, generation INTEGER NOT NULL, slot INTEGER NOT NULL, nbytes INTEGER NOT
-    NULL, tenant TEXT NOT NULL REFERENCES tenants (name), name TEXT, lease TEXT NOT NULL, ttl REAL, owner
-    INTEGER, deadline REAL, reclaiming INTEGER NOT NULL DEFAULT 0, created REAL NOT NULL, extent INTEGER,
-    atomics TEXT NOT NULL DEFAULT 'cpu'
-);
-CREATE TABLE sessions (
-    id INTEGER PRIMARY KEY, tenant TEXT NOT NULL REFERENCES tenants (name), secret_hash BLOB NOT NULL,
-    pid INTEGER, created REAL NOT NULL, host TEXT NOT NULL DEFAULT ''
-);
-CREATE TABLE holders (
-    slab INTEGER NOT NULL, session INTEGER NOT NULL, transport TEXT NOT NULL, mode TEXT NOT NULL,
-    PRIMARY KEY (slab, session, transport)
-) WITHOUT ROWID;
-CREATE TABLE grants (
-    slab INTEGER NOT NULL, tenant TEXT NOT NULL, mode TEXT NOT NULL, created REAL NOT NULL,
-    PRIMARY KEY (slab, tenant)
-) WITHOUT ROWID;
-"""
-
-UPGRADES: Final = {
-    1: (
-        "ALTER TABLE slabs ADD COLUMN extent INTEGER",
-        "ALTER TABLE slabs ADD COLUMN atomics TEXT NOT NULL DEFAULT 'cpu'",
-        QUARANTINE,
-    ),
-    2: ("ALTER TABLE sessions ADD COLUMN host TEXT NOT NULL DEFAULT ''",),
-}
-"""By version, what makes the next version's schema of it."""
-
 INSERT_SLAB: Final = (
     "INSERT INTO slabs"
-    " (id, generation, slot, nbytes, tenant, name, lease, ttl, owner, deadline, extent, created, atomics)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    " (id, generation, slot, nbytes, tenant, name, lease, ttl, owner, deadline, extent, created, atomics, draft_of)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 INSERT_HOLDER: Final = "INSERT OR REPLACE INTO holders (slab, session, transport, mode) VALUES (?, ?, ?, ?)"
 SET_META: Final = "INSERT OR REPLACE INTO meta VALUES (?, ?)"
@@ -106,6 +62,23 @@ class SlabRow:
     """Whose atomics its words belong to: ``cpu`` or ``rdma``."""
     extent: int | None = None
     """Where it begins on the arena's device; None where it has a file."""
+    life: int | None = None
+    """Generation that handles are bound to; None where it is that of the memory."""
+    memory: int | None = None
+    """Id of its memory in the arena; None where it is the slab's own."""
+    commits: int = 0
+    draft_of: int | None = None
+    """The slab whose memory it is to replace, if it is a draft."""
+    block: int | None = None
+    """Bytes that each of ``checksums`` covers."""
+    checksums: bytes | None = None
+    exclusive: int | None = None
+    """Session that alone may attach it."""
+
+    @property
+    def memory_id(self) -> int:
+        """Id of its memory in the arena."""
+        return self.id if self.memory is None else self.memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +171,9 @@ class Catalog:
         if not tables:
             marks = (f"PRAGMA application_id={APPLICATION_ID}", f"PRAGMA user_version={SCHEMA_VERSION}")
             schema: list[Change] = [(statement, ()) for statement in (*SCHEMA.split(";"), QUARANTINE, *marks)]
-            self._commit([*schema, ("INSERT INTO tenants VALUES (?, ?)", (DEFAULT_TENANT, time.time()))])
+            self._commit(
+                [*schema, ("INSERT INTO tenants (name, created) VALUES (?, ?)", (DEFAULT_TENANT, time.time()))]
+            )
             return
         for older in range(version, SCHEMA_VERSION):
             steps: list[Change] = [(statement, ()) for statement in UPGRADES[older]]
@@ -283,7 +258,7 @@ class Catalog:
         values = (row.id, row.generation, row.slot, row.nbytes, row.tenant, row.name, row.lease, row.ttl)
         changes: list[Change] = [
             *self._late,
-            (INSERT_SLAB, (*values, row.owner, row.deadline, row.extent, time.time(), row.atomics)),
+            (INSERT_SLAB, (*values, row.owner, row.deadline, row.extent, time.time(), row.atomics, row.draft_of)),
         ]
         if holder is not None:
             changes.append(_insertion_of(holder))
@@ -302,6 +277,10 @@ class Catalog:
         """Record that the slab was freed, and that only its holders keep its bytes charged."""
         self._change(("UPDATE slabs SET reclaiming = 1, name = NULL, owner = NULL WHERE id = ?", (slab_id,)))
 
+    def set_exclusive(self, slab_id: int, session_id: int | None) -> None:
+        """Record which session alone may attach a slab."""
+        self._change(("UPDATE slabs SET exclusive = ? WHERE id = ?", (session_id, slab_id)))
+
     def set_owner(self, slab_id: int, owner: int | None, deadline: float | None) -> None:
         """Record who renews a leased slab, or until when it lives without an owner."""
         self._change(("UPDATE slabs SET owner = ?, deadline = ? WHERE id = ?", (owner, deadline, slab_id)))
@@ -318,7 +297,7 @@ class Catalog:
     def slabs(self) -> list[SlabRow]:
         """Return every slab in the order of ids."""
         self._change()
-        columns = "id, generation, slot, nbytes, tenant, name, lease, ttl, owner, deadline, reclaiming, atomics, extent"
+        columns = ", ".join(field.name for field in fields(SlabRow))
         rows = self._db.execute(f"SELECT {columns} FROM slabs ORDER BY id")  # noqa: S608  a constant
         return [SlabRow(*row) for row in rows]
 
@@ -367,9 +346,22 @@ class Catalog:
         rows = self._db.execute("SELECT id, tenant, secret_hash, pid, host FROM sessions")
         return [SessionRow(*row) for row in rows]
 
-    def has_tenant(self, name: str) -> bool:
-        """Tell whether there is such a tenant."""
-        return self._db.execute("SELECT 1 FROM tenants WHERE name = ?", (name,)).fetchone() is not None
+    # What other modules keep here ---------------------------------------------------------------------
+
+    def rows(self, query: str, *parameters: object) -> list[tuple[Any, ...]]:
+        """Return the rows of a query, with all changes made."""
+        self._change()
+        return self._db.execute(query, parameters).fetchall()
+
+    def forget(self, *changes: Change) -> None:
+        """Make deletions together with the next insertion."""
+        self._forget(*changes)
+
+    def write(self, *changes: Change) -> None:
+        """Make changes now, all or none; raise ``PoolFull`` if there is no room for them."""
+        with writing():
+            self._commit([*self._late, *changes])
+        self._late.clear()
 
     def close(self) -> None:
         """Close the database; its rows stay. May be called twice."""

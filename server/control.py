@@ -8,6 +8,9 @@ logged once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
+import ssl
 from collections import deque
 from collections.abc import Awaitable
 from typing import Final, cast
@@ -17,20 +20,30 @@ import structlog
 from farpool.protocol.errors import AuthenticationFailed, FarpoolError, ProtocolError
 from farpool.protocol.framing import MAX_REQUEST_BYTES, FrameDecoder, decode_payload
 from farpool.protocol.messages import (
+    Challenge,
+    Detach,
     Done,
+    Free,
     Goodbye,
     Hello,
+    LetGo,
     Reply,
     Request,
+    Takeover,
     decode_request,
     encode_error,
     encode_event,
     encode_reply,
     request_id_of,
 )
-from farpool.server.peers import Peer, ProcessWatch, lacks_descriptors, peer_of
+from farpool.server.audit import REFUSALS
+from farpool.server.authentication import Exchange
+from farpool.server.encryption import ControlTls, Keys, begins_tls
+from farpool.server.peers import Peer, ProcessWatch, duplicate, lacks_descriptors, pass_descriptors, peer_of
 from farpool.server.service import PoolService
 from farpool.server.sessions import Session, SessionEvent
+from farpool.server.strangers import MAX_STRANGERS, Strangers
+from farpool.server.turns import Turns
 
 __all__ = ["Connection", "ControlPlane"]
 
@@ -39,8 +52,8 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("farpool.control")
 HELLO_SECONDS: Final = 5.0
 """A connection that has not said hello by then is closed."""
 
-MAX_STRANGERS: Final = 256
-"""Connections that have not said hello yet, at most."""
+FRAMES_AT_ONCE: Final = 32
+"""Requests that are cut out of what has come before others have their turn."""
 
 MAX_WORKING: Final = 64
 """Long requests of one connection at a time; more of its requests wait."""
@@ -57,6 +70,9 @@ SPARE_DESCRIPTORS: Final = 8
 CLOSE_SECONDS: Final = 5.0
 """How long a closing connection may take to read what it was sent."""
 
+PARTING_SECONDS: Final = 1.0
+"""How long the reason of a failed handshake may take to be read."""
+
 HTTP_METHODS: Final = ("GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH")
 
 NOT_OURS: Final = {
@@ -69,13 +85,15 @@ NOT_OURS: Final = {
 
 
 class ControlPlane:
-    """All control connections of one server."""
+    """All control connections of one server; with *keys* those that come over a network speak TLS."""
 
-    def __init__(self, service: PoolService, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, service: PoolService, loop: asyncio.AbstractEventLoop, keys: Keys | None = None) -> None:
         self.service = service
         self.loop = loop
+        self.keys = keys
         self.connections: set[Connection] = set()
-        self.strangers = 0
+        self.strangers: Strangers[Connection] = Strangers()
+        self.turns: Turns[Connection] = Turns(loop.call_soon)
 
     def connection(self) -> Connection:
         """Make the protocol of a new connection; what ``create_server`` is given."""
@@ -100,6 +118,8 @@ class Connection(asyncio.Protocol):
     def __init__(self, plane: ControlPlane) -> None:
         self.session: Session | None = None
         self.peer = Peer("unknown")
+        self._exchange: Exchange | None = None
+        self._tls: ControlTls | None = None
         self._plane = plane
         self._decoder = FrameDecoder(MAX_REQUEST_BYTES)
         self._backlog: deque[bytes] = deque()
@@ -118,12 +138,14 @@ class Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(WRITE_HIGH_BYTES)
         self.peer = peer_of(transport)
+        if self._plane.keys is not None and self.peer.uid is None:
+            self._tls = self._plane.keys.channel()
         self._plane.connections.add(self)
-        self._plane.strangers += 1
         self._timer = self._plane.loop.call_later(HELLO_SECONDS, self._no_hello)
-        if self._plane.strangers > MAX_STRANGERS:
-            self._refuse(f"{MAX_STRANGERS} connections have not said hello yet")
-        elif lacks_descriptors(transport, SPARE_DESCRIPTORS):
+        pushed_out = self._plane.strangers.add(self, local=self.peer.uid is not None)
+        if pushed_out is not None:
+            pushed_out.give_way()
+        if lacks_descriptors(transport, SPARE_DESCRIPTORS):
             reason = "the server has hardly a file descriptor left; raise its limit (LimitNOFILE, ulimit -n)"
             self._refuse(reason, FarpoolError(reason))
 
@@ -131,13 +153,42 @@ class Connection(asyncio.Protocol):
         """Answer every request that is whole now."""
         if self._closing:
             return
+        if self._tls is not None:
+            data = self._decrypt(self._tls, data)
+        self._decoder.add(data)
+        if self._backlog or self._fill(data):
+            self.work()
+        if self._tls is not None and self._tls.ended:
+            self.close("its client has ended it")
+
+    def _fill(self, data: bytes = b"") -> bool:
+        """Cut some requests out of what has come, the last of it *data*; return whether there are any."""
         try:
-            payloads = self._decoder.feed(data)
+            self._backlog.extend(self._decoder.take(FRAMES_AT_ONCE))
         except ProtocolError as error:
             self._refuse(NOT_OURS.get(data[:4]) or NOT_OURS.get(data[:2]) or str(error), error)
-            return
-        self._backlog.extend(payloads)
-        self._work()
+            return False
+        return bool(self._backlog)
+
+    def _decrypt(self, tls: ControlTls, data: bytes) -> bytes:
+        """Return what came by TLS; nothing when the connection had to be refused."""
+        assert self._transport is not None
+        if not tls.begun and not begins_tls(data):
+            self._tls = None  # it would not understand an answer by TLS
+            reason = NOT_OURS.get(data[:4]) or "a client without TLS"
+            self._refuse(reason, ProtocolError("this port speaks TLS; use an address that begins with farpools://"))
+            return b""
+        try:
+            plain = tls.receive(data)
+        except ssl.SSLError as error:
+            log.warning("connection refused", peer=str(self.peer), reason=f"no TLS: {error.reason or error}")
+            self._part(tls.outgoing())
+            return b""
+        if answer := tls.outgoing():
+            self._transport.write(answer)
+        if tls.greeted and self.session is None:
+            self.peer = dataclasses.replace(self.peer, certificate_name=tls.certificate_name())
+        return plain
 
     def pause_writing(self) -> None:
         """Leave further requests alone until the client reads its replies."""
@@ -146,7 +197,7 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """Take up the requests that were left alone."""
         self._write_paused = False
-        self._work()
+        self.work()
 
     def eof_received(self) -> bool:
         """Let the transport close: a client that says no more is gone."""
@@ -156,28 +207,43 @@ class Connection(asyncio.Protocol):
         """Begin the grace of the session."""
         self._stop_timer()
         self._plane.connections.discard(self)
-        self._backlog.clear()
-        if self.session is None:
-            self._plane.strangers -= 1
+        self._plane.turns.leave(self._tenant, self)
+        self._plane.strangers.remove(self)
         if self._decoder.buffered and not self._closing:
             log.info(
                 "connection ended in the middle of a frame",
                 peer=str(self.peer),
                 nbytes=self._decoder.buffered,
             )
-        self._closing = True
+        if not self._closing:
+            self._closing = True
+            self._hear_last_words()
+        self._backlog.clear()
         if self.session is not None:
             log.debug("connection ended", peer=str(self.peer), session=self.session.id, error=exc and str(exc))
             self._plane.service.life.sessions.lose(self.session, self)
+
+    def _hear_last_words(self) -> None:
+        """Do what a client asked that has gone since, as far as it gives something back; the rest has no taker."""
+        while self.session is not None and self.session.alive and (self._backlog or self._fill(b"")):
+            payload = self._backlog.popleft()
+            with contextlib.suppress(FarpoolError):
+                message = decode_payload(payload)
+                request = decode_request(message)
+                if not isinstance(request, (Detach, Free, Goodbye)):
+                    continue
+                reply = self._answer(0, request)
+                if reply is not None and not isinstance(reply, Reply):
+                    self._await(0, reply, request)
 
     # The session calls these --------------------------------------------------------------------------
 
     def send(self, frame: bytes) -> None:
         """Queue a frame; give the connection up if too much is queued already."""
         transport = self._transport
-        if transport is None or self._closing:
+        if transport is None or self._closing or (self._tls is not None and not self._tls.greeted):
             return
-        transport.write(frame)
+        transport.write(frame if self._tls is None else self._tls.seal(frame))
         if self._write_paused and transport.get_write_buffer_size() > WRITE_CAP_BYTES:
             self._closing = True
             log.warning("connection given up", peer=str(self.peer), reason="it does not read what it is sent")
@@ -193,12 +259,36 @@ class Connection(asyncio.Protocol):
         self._timer = self._plane.loop.call_later(CLOSE_SECONDS, self._transport.abort)
         self._transport.close()
 
+    def _part(self, alert: bytes) -> None:
+        """Send TLS's last word, and close once the client had time to read it: an end at once could overtake it."""
+        assert self._transport is not None
+        self._closing = True
+        self._transport.write(alert)
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._stop_timer()
+        self._timer = self._plane.loop.call_later(PARTING_SECONDS, self._transport.abort)
+
     # Requests -----------------------------------------------------------------------------------------
 
-    def _work(self) -> None:
-        backlog = self._backlog
-        while backlog and not self._closing and not self._write_paused and len(self._working) < MAX_WORKING:
+    @property
+    def _tenant(self) -> str:
+        """Whose time its requests take; no tenant has the name of those who have not said hello."""
+        return "" if self.session is None else self.session.tenant
+
+    def work(self) -> None:
+        """Answer requests while the client reads, and its tenant has time in this turn of the loop."""
+        backlog, turns = self._backlog, self._plane.turns
+        while not self._closing and (backlog or self._fill()):
+            if self._write_paused or len(self._working) >= MAX_WORKING:
+                break
+            tenant = self._tenant
+            if not turns.may_work(tenant):
+                turns.wait(tenant, self)
+                break
+            begun = turns.begin()
             self._take(backlog.popleft())
+            turns.end(tenant, begun)
         if self._transport is None or self._closing:
             return
         if bool(backlog) is not self._read_paused:
@@ -215,16 +305,18 @@ class Connection(asyncio.Protocol):
         except ProtocolError as error:
             self._refuse(str(error), error)
             return
+        request: Request | None = None
         try:
-            reply = self._answer(request_id, decode_request(message))
+            request = decode_request(message)
+            reply = self._answer(request_id, request)
             if isinstance(reply, Reply):
-                self._reply(request_id, reply)
+                self._reply(request_id, reply, request)
             elif reply is not None:
-                self._await(request_id, reply)
+                self._await(request_id, reply, request)
         except FarpoolError as error:
-            self._fail(request_id, error)
+            self._fail(request_id, error, request)
         except Exception as error:  # noqa: BLE001  one request's bug must not take the loop down
-            self._fail(request_id, self._internal(error))
+            self._fail(request_id, self._internal(error), request)
 
     def _answer(self, request_id: int, request: Request) -> Reply | Awaitable[Reply] | None:
         service = self._plane.service
@@ -233,12 +325,34 @@ class Connection(asyncio.Protocol):
             return None
         if isinstance(request, Goodbye):
             self.session.mapped = frozenset(request.mapped)
-            self._reply(request_id, Done())
-            service.life.sessions.end(self.session, SessionEvent.GOODBYE)
+            # Answered once it is noted: a server that is killed a moment later must not think it still maps.
+            farewell = encode_reply(request_id, Done()) if request_id else b""
+            service.life.sessions.end(self.session, SessionEvent.GOODBYE, farewell)
+            return None
+        if isinstance(request, (Takeover, LetGo)):
+            service.check_administrator(self.session, request)
+            self._hand_over(request_id, request, self.session)
             return None
         return service.handle(self.session, request)
 
+    def _hand_over(self, request_id: int, request: Takeover | LetGo, session: Session) -> None:
+        """Pass what a successor needs, or begin our end: no transport of the loop passes descriptors."""
+        service, transport = self._plane.service, self._transport
+        if service.handover is None or transport is None:
+            raise ProtocolError(f"this server cannot answer {request.operation}")
+        if isinstance(request, Takeover):
+            inheritance, descriptors = service.handover.offer(session.id, request)
+            pass_descriptors(transport, encode_reply(request_id, inheritance), descriptors)
+        else:
+            service.handover.let_go(session.id, duplicate(transport))
+            service.life.sessions.end(session, SessionEvent.GOODBYE, encode_reply(request_id, Done()))
+        service.audit.act(self.peer, session, request)
+
     def _greet(self, request_id: int, request: Request) -> None:
+        if isinstance(request, Challenge):
+            self._exchange, challenged = self._plane.service.authentication.challenge(request)
+            self._reply(request_id, challenged, request)
+            return
         if not isinstance(request, Hello):
             self._refuse(
                 f"{request.operation} before hello",
@@ -246,16 +360,19 @@ class Connection(asyncio.Protocol):
             )
             return
         service, loop = self._plane.service, self._plane.loop
+        exchange, self._exchange = self._exchange, None
         try:
-            session, welcome = service.welcome(self, request, self.peer)
+            session, welcome = service.welcome(self, request, self.peer, exchange)
         except FarpoolError as error:
-            self._fail(request_id, error)
-            if not isinstance(error, AuthenticationFailed):
+            self._fail(request_id, error, request)
+            if request.resume is None or not isinstance(error, AuthenticationFailed):
                 log.info("hello refused", peer=str(self.peer), reason=str(error))
                 self.close("its hello was refused")
             return
         self.session = session
-        self._plane.strangers -= 1
+        if self._tls is not None and session.served is not None:
+            session.served = dataclasses.replace(session.served, encrypted=True)
+        self._plane.strangers.remove(self)
         self._stop_timer()
         if self.peer.pid is not None:
             sessions = service.life.sessions
@@ -266,16 +383,16 @@ class Connection(asyncio.Protocol):
             session=session.id,
             peer=str(self.peer),
         )
-        self._reply(request_id, welcome)
+        self._reply(request_id, welcome, request)
 
-    def _await(self, request_id: int, reply: Awaitable[Reply]) -> None:
+    def _await(self, request_id: int, reply: Awaitable[Reply], request: Request) -> None:
         async def finish() -> None:
             try:
-                self._reply(request_id, await reply)
+                self._reply(request_id, await reply, request)
             except FarpoolError as error:
-                self._fail(request_id, error)
+                self._fail(request_id, error, request)
             except Exception as error:  # noqa: BLE001  as in _take
-                self._fail(request_id, self._internal(error))
+                self._fail(request_id, self._internal(error), request)
 
         task = self._plane.loop.create_task(finish())
         self._working.add(task)
@@ -286,13 +403,17 @@ class Connection(asyncio.Protocol):
         if self.session is not None:
             # Its heartbeats may have waited behind the work: the client was waiting for us, and not silent.
             self._plane.service.hear(self.session)
-        self._work()
+        self.work()
 
-    def _reply(self, request_id: int, reply: Reply) -> None:
+    def _reply(self, request_id: int, reply: Reply, request: Request) -> None:
+        if request.administrative or request.audited:
+            self._plane.service.audit.act(self.peer, self.session, request)
         if request_id:
             self.send(encode_reply(request_id, reply))
 
-    def _fail(self, request_id: int, error: FarpoolError) -> None:
+    def _fail(self, request_id: int, error: FarpoolError, request: Request | None) -> None:
+        if request is not None and (request.administrative or isinstance(error, REFUSALS)):
+            self._plane.service.audit.refusal(self.peer, self.session, request, error)
         if request_id:
             self.send(encode_error(request_id, error))
 
@@ -307,6 +428,11 @@ class Connection(asyncio.Protocol):
         if error is not None and reason not in NOT_OURS.values():
             self.send(encode_error(0, error))
         self.close(reason)
+
+    def give_way(self) -> None:
+        """End a connection that has not said hello while so many newer ones came."""
+        self._plane.strangers.remove(self)
+        self._refuse(f"it has not said hello, and {MAX_STRANGERS} newer ones wait as well")
 
     def _no_hello(self) -> None:
         self._refuse(f"it did not say hello within {HELLO_SECONDS:g} s")

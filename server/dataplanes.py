@@ -136,6 +136,14 @@ class DataPlanes:
                 with _logged(name, "revoke"):
                     plane.revoke(slab)
 
+    def watch(self, slab: Slab, mark: int) -> None:
+        """Tell data planes which word of a slab somebody waits for; not all of them can wake anybody."""
+        for name in slab.published:
+            watch = getattr(self._planes.get(name), "watch", None)
+            if watch is not None:
+                with _logged(name, "watch"):
+                    watch(slab, mark)
+
     def end_session(self, session_id: int) -> None:
         """Close what a session has open on any data plane."""
         for name, plane in self._planes.items():

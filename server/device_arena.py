@@ -46,7 +46,7 @@ class DeviceArena:
     """The catalog is on a disk; whether the device's bytes outlive the machine is seen at the next start."""
     reuses_memory = True
 
-    def __init__(self, path: str, state_dir: str, *, incoherent: bool) -> None:
+    def __init__(self, path: str, state_dir: str, *, incoherent: bool, lock_fd: int | None = None) -> None:
         self.path = path
         self._incoherent = incoherent
         self._lock = threading.Lock()
@@ -67,10 +67,10 @@ class DeviceArena:
                 )
             self._header = self._map(0, start)
             undo.callback(self._header.close)
-            self._open_state(Path(state_dir), undo)
+            self._open_state(Path(state_dir), undo, lock_fd)
             undo.pop_all()
 
-    def _open_state(self, state_dir: Path, undo: contextlib.ExitStack) -> None:
+    def _open_state(self, state_dir: Path, undo: contextlib.ExitStack, lock_fd: int | None) -> None:
         if self._incoherent:
             cache_lines.drop_memory(self._header, 0, self._header.nbytes)
         with memoryview(self._header) as view:
@@ -81,11 +81,16 @@ class DeviceArena:
             state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.control_fd = open_private_folder(self.control_path, "state directory")
         undo.callback(os.close, self.control_fd)
-        self._lock_fd = lock_folder(self.path, self.control_fd)
-        undo.callback(os.close, self._lock_fd)
+        self.lock_fd = lock_folder(self.path, self.control_fd, lock_fd)
+        undo.callback(os.close, self.lock_fd)
         write_superblock(self._header, superblock, incoherent=self._incoherent)
         write_note(Path(self.control_path), self._device)
         self.device = ServedDevice(self.path, superblock.arena, superblock.incarnation)
+
+    @property
+    def incoherent(self) -> bool:
+        """Tell whether hosts with caches of their own share the device."""
+        return self._incoherent
 
     @property
     def room(self) -> int:
@@ -107,9 +112,9 @@ class DeviceArena:
                     f"the catalog of {self.path} contradicts itself ({error.message}, slab {row.id}); restore a copy "
                     f"of {self.control_path}, or begin anew: farpool format --yes {self.path}"
                 ) from None
-            self._extents[row.id] = extent
+            self._extents[row.memory_id] = extent
             if row.reclaiming or generations.load(row.slot) != row.generation:
-                self._lost.add(row.id)
+                self._lost.add(row.memory_id)
 
     def charge(self, nbytes: int) -> int:
         """Return *nbytes* in whole units of the device's alignment."""
@@ -183,7 +188,7 @@ class DeviceArena:
         """Unlock and close the device. May be called twice."""
         if self._device.fd >= 0:
             self._header.close()
-            for fd in (self._lock_fd, self.control_fd):
+            for fd in (self.lock_fd, self.control_fd):
                 os.close(fd)
             self._device.close()
 

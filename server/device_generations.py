@@ -23,6 +23,8 @@ FIRST_SLOT: Final = PAGE_BYTES // WORD_BYTES
 class DeviceGenerations:
     """The mapped words and the slots that are free. Not thread-safe."""
 
+    watched_offset = 0
+
     def __init__(self, header: MemoryMapping, words: int, path: str, *, incoherent: bool) -> None:
         self.path = path
         self.nbytes = (FIRST_SLOT + words) * WORD_BYTES
@@ -57,6 +59,9 @@ class DeviceGenerations:
     def load(self, slot: int) -> int:
         """Return the word of *slot*, which this server alone writes."""
         return self._header.load(slot * WORD_BYTES)
+
+    def watch(self, slot: int, mark: int) -> None:
+        """Do nothing: waiters may be on another host, whom no store wakes."""
 
     def close(self) -> None:
         """Do nothing: the arena owns the mapping."""

@@ -137,8 +137,32 @@ class EmbeddedServer:
         if self._process is not None and self._process.poll() is None:
             return
         self._reap()
+        self._start(takeover=False)
+
+    def take_over(self) -> None:
+        """Start another server that takes over from the running one: sessions go on, connections are made anew.
+
+        Raises:
+            FarpoolError: it did not start; which of the two runs is what ``pid`` says.
+        """
+        before = self._running()
+        try:
+            self._start(takeover=True)
+        except BaseException:
+            if before.poll() is None:
+                self._process = before
+            raise
+        before.wait(START_SECONDS)
+        _close_pipes(before)
+
+    def _start(self, *, takeover: bool) -> None:
         environment = {key: value for key, value in os.environ.items() if not key.startswith(OURS)}
-        order = {"settings": self._settings, "parent": os.getpid(), "remove": self._remove}
+        order = {
+            "settings": self._settings,
+            "parent": os.getpid(),
+            "remove": self._remove,
+            "takeover": takeover,
+        }
         self._process = subprocess.Popen(
             [sys.executable, "-m", "farpool.server"],
             stdin=subprocess.PIPE,
@@ -234,7 +258,11 @@ class EmbeddedServer:
     def _reap(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(OSError):
-                        pipe.close()
+            _close_pipes(process)
+
+
+def _close_pipes(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()

@@ -1,4 +1,4 @@
-"""The arena's generation file: one 8-byte word a slot, the truth about which slab lives there.
+"""The arena's generation file: one 8-byte word a slot, the truth about which slab lives there, and as many marks.
 
 The server alone writes it; clients map it read-only and look at their slab's word. The file never shrinks and
 is never replaced, since clients keep it mapped over a restart of the server.
@@ -6,6 +6,7 @@ is never replaced, since clients keep it mapped over a restart of the server.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import heapq
 import os
@@ -58,6 +59,15 @@ class Generations(Protocol):
         """Return the word of *slot*."""
         ...
 
+    @property
+    def watched_offset(self) -> int:
+        """Where in the file the words of :meth:`watch` begin, one a slot; 0 where there are none."""
+        ...
+
+    def watch(self, slot: int, mark: int) -> None:
+        """Show clients which word of the slab somebody waits for: its offset + 1; 0 is none, all ones are several."""
+        ...
+
     def close(self) -> None:
         """Let go of the words, which stay. May be called twice."""
         ...
@@ -68,7 +78,8 @@ class GenerationFile:
 
     def __init__(self, path: str, dir_fd: int) -> None:
         self.path = path
-        self.nbytes = SLOTS * WORD_BYTES
+        self.watched_offset = SLOTS * WORD_BYTES
+        self.nbytes = 2 * SLOTS * WORD_BYTES
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(os.path.basename(path), flags, 0o600, dir_fd=dir_fd)  # noqa: PTH119  one string, hot import
         try:
@@ -116,6 +127,13 @@ class GenerationFile:
     def load(self, slot: int) -> int:
         """Return the word of *slot*."""
         return self._words.load(slot * WORD_BYTES)
+
+    def watch(self, slot: int, mark: int) -> None:
+        """Show clients which word of the slab somebody waits for; without room for it they look by themselves."""
+        at = self.watched_offset + slot * WORD_BYTES
+        with contextlib.suppress(OSError):
+            os.posix_fallocate(self._fd, at, WORD_BYTES)
+            self._words.store(at, mark)
 
     def close(self) -> None:
         """Unmap the words; the file stays. May be called twice."""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import structlog
 
@@ -21,16 +21,21 @@ from farpool.server.arena import Arena
 from farpool.server.catalog import Catalog, HolderRow, SessionRow, SlabRow
 from farpool.server.dataplanes import DataPlanes
 from farpool.server.deadlines import Clock, Deadlines
+from farpool.server.exclusive import Exclusives
 from farpool.server.generations import Generations
+from farpool.server.grants import Grants
 from farpool.server.leases import Leases
 from farpool.server.quarantine import Quarantine
+from farpool.server.quotas import NO_QUOTA, Quota
 from farpool.server.sessions import Channel, Session, SessionEvent, SessionTable, Timing
 from farpool.server.slabs import Slab, SlabTable, close_mapping
 from farpool.transports.contract import Mode
 
-__all__ = ["LONG_BYTES", "Lifecycle"]
+__all__ = ["EXPIRED", "LONG_BYTES", "REPLACED", "REVOKED", "Lifecycle"]
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("farpool.lifecycle")
+
+T = TypeVar("T")
 
 LONG_BYTES: Final = 16 << 20
 """Slabs over this are made and removed in a thread: the kernel takes over a millisecond for their pages."""
@@ -40,6 +45,8 @@ ENDS_IN_ONE_GO: Final = 256
 
 REVOKED: Final = "revoked"
 EXPIRED: Final = "expired"
+REPLACED: Final = "replaced"
+"""Sent to those who mapped the memory that a slab has no more: they let go of it, and attach the new."""
 
 
 class Lifecycle:
@@ -66,31 +73,67 @@ class Lifecycle:
         self.sessions = SessionTable(timing, clock, deadlines.watch, self._session_ended)
         self.leases = Leases(self.slabs, self.sessions, deadlines.watch, self._lease_ended)
         self.quarantine = Quarantine(catalog, self._let_go_of_all)
+        self.exclusives = Exclusives(catalog, self.sessions)
+        self.grants = Grants(catalog, self.slabs, clock, deadlines.watch)
+        self.quota_of: Callable[[str], Quota] = lambda _: NO_QUOTA
+        """What a tenant may have at most."""
+        self.withdrawn: Callable[[Slab, set[int]], None] = lambda _, __: None
+        """Called with a slab that was taken from some sessions, and these."""
         self._executor = executor
         self._working: set[asyncio.Future[Any]] = set()
         self._removing: set[int] = set()
 
     def watch_restored(self) -> None:
-        """Watch over the leases that a restart brought back."""
+        """Watch over the leases and grants that a restart brought back, and keep exclusive slabs so."""
         for slab in self.slabs.all():
             self.leases.begin(slab)
+        self.exclusives.restore(self.slabs.all())
+        self.grants.restore()
 
     # Slabs begin --------------------------------------------------------------------------------------
 
-    def prepare(self, session: Session, nbytes: int, name: str | None, lease: Lease, atomics: str = "cpu") -> Slab:
-        """Reserve bytes, name, numbers and slot of a new slab; raise ``PoolFull`` or ``NameTaken``."""
-        self.slabs.check_room(session.tenant, name, self.arena.charge(nbytes))
+    def prepare(
+        self,
+        session: Session,
+        nbytes: int,
+        name: str | None,
+        lease: Lease,
+        atomics: str = "cpu",
+        draft_of: int | None = None,
+    ) -> Slab:
+        """Reserve bytes, name, numbers and slot of a new slab; raise ``PoolFull``, ``QuotaExceeded``, ``NameTaken``."""
+        tenant = session.tenant
+        self.slabs.account(tenant).check(tenant, self.quota_of(tenant), self.arena.charge(nbytes))
+        owner = None if lease == "persistent" else session.id
+        return self._prepare(session.tenant, owner, nbytes, name, lease, atomics, draft_of)
+
+    def prepare_copy(self, slab: Slab) -> Slab:
+        """Reserve what :meth:`prepare` does for the memory that a slab is to move to; a restart forgets it."""
+        return self._prepare(slab.tenant, None, slab.nbytes, None, "session", slab.atomics, slab.id)
+
+    def _prepare(
+        self,
+        tenant: str,
+        owner: int | None,
+        nbytes: int,
+        name: str | None,
+        lease: Lease,
+        atomics: str,
+        draft_of: int | None,
+    ) -> Slab:
+        self.slabs.check_room(tenant, name, self.arena.charge(nbytes))
         slab = Slab(
             self.arena,
             id=self.catalog.next_number("next_slab"),
             generation=self.catalog.next_number("next_generation"),
             slot=self.generations.take_slot(),
             nbytes=nbytes,
-            tenant=session.tenant,
+            tenant=tenant,
             name=name,
             lease=lease,
-            owner=None if lease == "persistent" else session.id,
+            owner=owner,
             atomics=atomics,
+            draft_of=draft_of,
         )
         self.slabs.reserve(slab)
         return slab
@@ -98,26 +141,28 @@ class Lifecycle:
     def make(self, slab: Slab) -> None:
         """Make the memory of a prepared slab; undo the preparation if that fails."""
         try:
-            self.arena.create(slab.id, slab.nbytes)
+            self.arena.create(slab.memory_id, slab.nbytes)
         except BaseException:
-            self._abandon(slab)
+            self.abandon(slab)
             raise
 
-    async def make_long(self, session: Session, slab: Slab) -> None:
-        """Do the same in a thread; raise ``PermissionDenied`` if the session ends meanwhile."""
-        making = asyncio.get_running_loop().run_in_executor(self._executor, self.arena.create, slab.id, slab.nbytes)
+    async def make_long(self, session: Session | None, slab: Slab, fill: Callable[[], None] | None = None) -> None:
+        """Do the same in a thread, and then *fill*; raise ``PermissionDenied`` if the session ends meanwhile."""
+        making = asyncio.get_running_loop().run_in_executor(
+            self._executor, _make, self.arena, slab.memory_id, slab.nbytes, fill
+        )
         self._working.add(making)
         making.add_done_callback(self._working.discard)
         try:
             await asyncio.shield(making)
         except asyncio.CancelledError:
-            making.add_done_callback(lambda _: self._abandon(slab))
+            making.add_done_callback(lambda _: self.abandon(slab))
             raise
         except BaseException:
-            self._abandon(slab)
+            self.abandon(slab)
             raise
-        if not session.alive:
-            self._abandon(slab)
+        if session is not None and not session.alive:
+            self.abandon(slab)
             raise PermissionDenied(f"session {session.id} ended while its slab was being made")
 
     def admit(self, session: Session, slab: Slab, transport: str) -> dict[str, Any]:
@@ -133,7 +178,7 @@ class Lifecycle:
             self.catalog.insert_slab(_row_of(slab), holder)
         except BaseException:
             self._unpublish(slab)
-            self._abandon(slab)
+            self.abandon(slab)
             raise
         self.slabs.admit(slab)
         if transport:
@@ -141,15 +186,26 @@ class Lifecycle:
         self.leases.begin(slab)
         return params
 
+    def admit_copy(self, slab: Slab) -> None:
+        """Note in the catalog what :meth:`prepare_copy` has prepared, and nobody attaches."""
+        try:
+            self.catalog.insert_slab(_row_of(slab))
+        except BaseException:
+            self.abandon(slab)
+            raise
+        self.slabs.admit(slab)
+
     def attach(self, session: Session, slab: Slab, transport: str, mode: Mode) -> dict[str, Any]:
         """Let *session* reach the slab over *transport*; return the parameters for its client half."""
         # One grant a session, slab and transport: a second attach never narrows the first.
         granted: Mode = "rw" if slab.holders.get((session.id, transport)) == "rw" else mode
+        if slab.granted == "r":
+            granted = "r"
         params = self._publish(session, slab, transport, granted)
         if self.planes.may_map(transport):
             self.catalog.insert_holder(HolderRow(slab.id, session.id, transport, granted))
         self.slabs.hold(slab, session.id, transport, granted)
-        if self.leases.adopt(slab, session):
+        if session.tenant == slab.tenant and self.leases.adopt(slab, session):
             self.catalog.set_owner(slab.id, session.id, None)
         return params
 
@@ -161,6 +217,26 @@ class Lifecycle:
     def _unpublish(self, slab: Slab) -> None:
         self.generations.store(slab.slot, 0)
         self.planes.revoke(slab, slab.published)
+        slab.published.clear()
+
+    def close_off(self, slab: Slab) -> None:
+        """Take the slab from everybody. Who maps it stays noted as a holder until it lets go."""
+        self._unpublish(slab)
+        for session_id, transport in list(slab.holders):
+            if not self.planes.may_map(transport):
+                self.slabs.let_go(slab, session_id, transport)
+
+    def take_from(self, slab: Slab, sessions: set[int]) -> None:
+        """Take a slab that lives on from some sessions. Those that may map it stay its holders until they let go."""
+        for session_id, transport in list(slab.holders):
+            if session_id not in sessions:
+                continue
+            if self.planes.may_map(transport):
+                self.planes.withdraw(transport, slab, session_id)
+            else:
+                self.let_go(slab, session_id, transport)
+        self.withdrawn(slab, sessions)
+        self._tell(sessions, slab, REVOKED, None)
 
     # Slabs end ----------------------------------------------------------------------------------------
 
@@ -169,15 +245,16 @@ class Lifecycle:
 
         The bytes stay charged until the file is removed and each session that may map it has let go.
         """
+        for draft in self.slabs.drafts_of(slab):
+            self.end_slab(draft, event)
         audience = {session_id for session_id, _ in slab.holders}
         if slab.owner is not None:
             audience.add(slab.owner)
         self.slabs.retire(slab)
-        self._unpublish(slab)
+        self.exclusives.release(slab)
+        self.grants.end_slab(slab)
+        self.close_off(slab)
         self.generations.release_slot(slab.slot)
-        for session_id, transport in list(slab.holders):
-            if not self.planes.may_map(transport):
-                self.slabs.let_go(slab, session_id, transport)
         self._tell(audience, slab, event, by)
         if slab.holders:
             self.catalog.mark_reclaiming(slab.id)
@@ -185,11 +262,22 @@ class Lifecycle:
             return self._remove_long(slab)
         slab.close_memory()
         try:
-            self.arena.remove(slab.id)
+            self.arena.remove(slab.memory_id)
         except OSError as error:  # the next start removes it
             log.error("slab file not removed", slab=slab.id, error=str(error))
         self._settle(slab)
         return None
+
+    def in_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """Run *work* in one of the threads for what takes long; the end of the server waits for it."""
+        future = asyncio.get_running_loop().run_in_executor(self._executor, work)
+        self.wait_for(future)
+        return future
+
+    def wait_for(self, work: asyncio.Future[Any]) -> None:
+        """Let the end of the server wait for *work*."""
+        self._working.add(work)
+        work.add_done_callback(self._working.discard)
 
     def let_go(self, slab: Slab, session_id: int, transport: str) -> None:
         """Take a slab, alive or reclaiming, from one session over one transport."""
@@ -204,7 +292,9 @@ class Lifecycle:
     def _remove_long(self, slab: Slab) -> Awaitable[None]:
         mapping = slab.take_memory()
         self._removing.add(slab.id)
-        removal = asyncio.get_running_loop().run_in_executor(self._executor, _remove, self.arena, slab.id, mapping)
+        removal = asyncio.get_running_loop().run_in_executor(
+            self._executor, _remove, self.arena, slab.memory_id, mapping
+        )
         self._working.add(removal)
 
         def removed(future: asyncio.Future[None]) -> None:
@@ -220,21 +310,23 @@ class Lifecycle:
     def _settle(self, slab: Slab) -> None:
         if slab.holders or slab.id in self._removing:
             return
-        self.arena.reclaim(slab.id)
+        self.arena.reclaim(slab.memory_id)
         self.catalog.delete_slab(slab.id, held=False)
         self.slabs.settle(slab)
 
     def _tell(self, audience: set[int], slab: Slab, event: str, by: Session | None) -> None:
+        known_as = slab.draft_of if event == REPLACED else slab.id
         for session_id in audience:
             session = self.sessions.get(session_id)
             if session is not None and session is not by and session.channel is not None:
-                session.channel.send(encode_event(event, id=slab.id, generation=slab.generation))
+                session.channel.send(encode_event(event, id=known_as, generation=slab.generation))
 
-    def _abandon(self, slab: Slab) -> None:
+    def abandon(self, slab: Slab) -> None:
+        """Undo :meth:`prepare`, and what was made since."""
         slab.close_memory()
         with contextlib.suppress(OSError):
-            self.arena.remove(slab.id)
-            self.arena.reclaim(slab.id)
+            self.arena.remove(slab.memory_id)
+            self.arena.reclaim(slab.memory_id)
         self.generations.release_slot(slab.slot)
         self.slabs.abandon(slab)
 
@@ -266,6 +358,7 @@ class Lifecycle:
                 else:
                     self.catalog.set_owner(slab.id, None, self.leases.orphan(slab, session))
             self.planes.end_session(session.id)
+            self.exclusives.end_session(session.id)
             if self.slabs.held_by(session.id):
                 self.quarantine.begin(session.id, session.pid, session.host)
             else:
@@ -317,7 +410,7 @@ class Lifecycle:
         # Pages of a file are nobody else's: without a process to watch, the session's word has to do.
         if session.pid is None or event is SessionEvent.STOPPED:
             return False
-        return event is not SessionEvent.GOODBYE or (slab.id, slab.generation) in session.mapped
+        return event is not SessionEvent.GOODBYE or _is_named(slab, session.mapped)
 
     def _end_some(self, slabs: list[Slab]) -> None:
         with self.catalog.together():
@@ -340,10 +433,20 @@ class Lifecycle:
         for slab in self.slabs.all():
             if slab.lease == "session":
                 self.end_slab(slab, REVOKED)
+        await self.finish_work()
+
+    async def hand_over(self) -> None:
+        """Finish what is under way, and leave every session to the next server."""
+        for session in self.sessions.all():
+            session.watch_process(None)
+        await self.finish_work()
+
+    async def finish_work(self) -> None:
+        """Wait for the work in threads; a slab that nobody was told of goes."""
         while self._working:
             await asyncio.wait(self._working)
         for slab in self.slabs.being_made():
-            self.arena.remove(slab.id)
+            self.arena.remove(slab.memory_id)
 
     def close_memory(self) -> None:
         """Unmap every slab, once no data plane can reach them any more, and watch no process any more."""
@@ -371,9 +474,21 @@ def _row_of(slab: Slab) -> SlabRow:
         deadline=None,
         atomics=slab.atomics,
         extent=slab.offset or None,
+        draft_of=slab.draft_of,
     )
 
 
-def _remove(arena: Arena, slab_id: int, mapping: MemoryMapping | None) -> None:
+def _is_named(slab: Slab, mapped: frozenset[tuple[int, int]]) -> bool:
+    """Tell whether a client names the slab's memory; that of a draft in the place of a slab it knows as the slab's."""
+    return (slab.id, slab.generation) in mapped or (slab.draft_of, slab.generation) in mapped
+
+
+def _make(arena: Arena, memory_id: int, nbytes: int, fill: Callable[[], None] | None) -> None:
+    arena.create(memory_id, nbytes)
+    if fill is not None:
+        fill()
+
+
+def _remove(arena: Arena, memory_id: int, mapping: MemoryMapping | None) -> None:
     close_mapping(mapping)
-    arena.remove(slab_id)
+    arena.remove(memory_id)

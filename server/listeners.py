@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import os
 import secrets
 import socket
@@ -14,19 +15,24 @@ from typing import Final
 from farpool.protocol.addresses import Address, parse_host_port, validate_socket_path
 from farpool.server.settings import ConfigurationError
 
-__all__ = ["UnixListener", "bind_tcp"]
+__all__ = ["UnixListener", "bind_tcp", "refuse_exposure"]
 
 BACKLOG: Final = 1024
 
 
-def bind_tcp(listen: str) -> tuple[socket.socket, Address]:
-    """Return a listening socket for ``HOST:PORT``, and its address with the real port."""
+def bind_tcp(listen: str, inherited: socket.socket | None = None) -> tuple[socket.socket, Address]:
+    """Return a listening socket for ``HOST:PORT``, and its address with the real port; *inherited* if it fits."""
     host, port = parse_host_port(listen, what="listen")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise ConfigurationError(f"cannot listen on {listen}: {error.strerror}; name an address of this host") from None
     family, kind, protocol, _, address = found[0]
+    if inherited is not None:
+        bound = inherited.getsockname()
+        if bound[0] == address[0] and port in (0, bound[1]):
+            return inherited, Address(host=host, port=bound[1])
+        inherited.close()
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -37,6 +43,28 @@ def bind_tcp(listen: str) -> tuple[socket.socket, Address]:
         raise ConfigurationError(f"cannot listen on {listen}: {_why(error)}") from None
     listener.setblocking(False)
     return listener, Address(host=host, port=listener.getsockname()[1])
+
+
+def refuse_exposure(listen: str) -> None:
+    """Raise ``ConfigurationError`` if other hosts may reach ``HOST:PORT``; for a server that lets everybody in."""
+    host, port = parse_host_port(listen, what="listen")
+    if not _is_loopback(host, port):
+        raise ConfigurationError(
+            f"other hosts may reach {listen}, and nothing says who of them may use the pool: set authentication = "
+            '"required" (then: farpool tenant add NAME), or let everybody in with --insecure'
+        )
+
+
+def _is_loopback(host: str, port: int) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        pass
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError:
+        return True  # nobody reaches it: binding says what is wrong
+    return ipaddress.ip_address(found[0][4][0]).is_loopback
 
 
 def _why(error: OSError) -> str:
@@ -54,10 +82,14 @@ class UnixListener:
         ConfigurationError: a server answers there, something else is there, or the directory is not fit.
     """
 
-    def __init__(self, path: str, mode: int) -> None:
+    def __init__(self, path: str, mode: int, inherited: socket.socket | None = None) -> None:
         self.path = path
         self._inode = 0
         self._folder, self._name = os.path.split(path)
+        if inherited is not None:  # it has its name already
+            self._hidden = ""
+            self.socket = inherited
+            return
         self._hidden = validate_socket_path(f"{self._folder}/.{secrets.token_hex(2)}")
         _make_folder(self._folder)
         _refuse_what_is_there(path)
@@ -75,14 +107,22 @@ class UnixListener:
 
     def show(self) -> None:
         """Give the socket its name; a stale one of that name is replaced."""
-        _refuse_what_is_there(self.path)
-        self._inode = Path(self._hidden).stat().st_ino
-        Path(self._hidden).rename(self.path)
+        if self._hidden:
+            _refuse_what_is_there(self.path)
+            self._inode = Path(self._hidden).stat().st_ino
+            Path(self._hidden).rename(self.path)
+        else:
+            self._inode = Path(self.path).stat().st_ino
+
+    def leave(self) -> None:
+        """Leave the name to a successor that has the socket."""
+        self._inode = 0
 
     def close(self) -> None:
         """Close the socket, and remove its name unless another server has it now. May be called twice."""
         self.socket.close()
-        Path(self._hidden).unlink(missing_ok=True)
+        if self._hidden:
+            Path(self._hidden).unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError):
             if self._inode and Path(self.path).lstat().st_ino == self._inode:
                 Path(self.path).unlink()

@@ -8,10 +8,12 @@ import os
 import resource
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Peer", "ProcessWatch", "lacks_descriptors", "peer_of"]
+from farpool.protocol.errors import ProtocolError
+
+__all__ = ["Peer", "ProcessWatch", "duplicate", "lacks_descriptors", "pass_descriptors", "peer_of"]
 
 _CREDENTIALS = struct.Struct("iII")
 """``struct ucred``: pid, uid, gid (unix(7))."""
@@ -24,6 +26,13 @@ class Peer:
     address: str
     pid: int | None = None
     uid: int | None = None
+    certificate_name: str | None = None
+    """Name in the client's certificate, if TLS has verified one."""
+
+    @property
+    def administrator(self) -> bool:
+        """Whether it is a local process of the server's own user, or of root."""
+        return self.uid is not None and self.uid in (0, os.geteuid())
 
     def __str__(self) -> str:
         return self.address
@@ -32,11 +41,6 @@ class Peer:
     def host(self) -> str:
         """Its host's address; ``""`` is this machine."""
         return "" if self.uid is not None else self.address.rpartition(":")[0].strip("[]")
-
-    @property
-    def is_operator(self) -> bool:
-        """Tell whether it is root or the server's own user, on this machine."""
-        return self.uid is not None and self.uid in (0, os.geteuid())
 
 
 def peer_of(transport: asyncio.BaseTransport) -> Peer:
@@ -64,6 +68,23 @@ def lacks_descriptors(transport: asyncio.BaseTransport, spare: int) -> bool:
     kernel_socket = transport.get_extra_info("socket")
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return kernel_socket is not None and limit != resource.RLIM_INFINITY and kernel_socket.fileno() >= limit - spare
+
+
+def pass_descriptors(transport: asyncio.Transport, frame: bytes, descriptors: Sequence[int]) -> None:
+    """Send *frame* with *descriptors* now, over a Unix socket with nothing unsent."""
+    kernel_socket = transport.get_extra_info("socket")
+    if transport.get_write_buffer_size() or kernel_socket.family != socket.AF_UNIX:
+        raise ProtocolError("descriptors pass over a Unix socket alone, to who reads what it is sent")
+    ours = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=kernel_socket.fileno())
+    try:
+        socket.send_fds(ours, [frame], list(descriptors))
+    finally:
+        ours.detach()
+
+
+def duplicate(transport: asyncio.Transport) -> int:
+    """Return a descriptor that keeps the connection open after *transport* has closed; the caller closes it."""
+    return os.dup(transport.get_extra_info("socket").fileno())
 
 
 class ProcessWatch:

@@ -17,7 +17,7 @@ from farpool.server.catalog import Catalog, HolderRow, SessionRow, SlabRow
 from farpool.server.deadlines import Clock, boot_id
 from farpool.server.generations import Generations
 from farpool.server.sessions import SessionTable
-from farpool.server.slabs import Slab, SlabTable
+from farpool.server.slabs import Checksums, Slab, SlabTable
 
 __all__ = ["Restored", "reconcile"]
 
@@ -60,6 +60,7 @@ def reconcile(
         restored.pid, restored.host = session.pid, session.host
     for row in live:
         slab = _slab_of(row, arena, row.owner if row.owner in known else None)
+        slab.exclusive = row.exclusive if row.exclusive in known else None
         if row.ttl is not None and slab.owner is None:
             # A deadline of another boot says nothing on this clock: the lease begins anew, and is not cut short.
             slab.deadline = row.deadline if same_boot and row.deadline is not None else clock() + row.ttl
@@ -98,11 +99,12 @@ def _sort_rows(
     live: list[SlabRow] = []
     reclaiming: list[SlabRow] = []
     dropped = 0
+    lost = _lost(catalog.slabs(), files, known)
     with catalog.together():
         for row in catalog.slabs():
             if row.reclaiming and holders[row.id]:
                 reclaiming.append(row)
-            elif not row.reclaiming and _survived(row, files, known):
+            elif not row.reclaiming and row.id not in lost:
                 live.append(row)
             elif arena.reuses_memory and holders[row.id]:
                 # It has ended, but not for those who map it.
@@ -112,32 +114,39 @@ def _sort_rows(
             else:
                 dropped += not row.reclaiming
                 catalog.delete_slab(row.id, held=True)
-                arena.reclaim(row.id)
+                arena.reclaim(row.memory_id)
     return live, reclaiming, dropped
 
 
+def _lost(rows: list[SlabRow], files: dict[int, int], known: dict[int, SessionRow]) -> set[int]:
+    """Return the slabs that have ended, and with them their drafts."""
+    lost = {row.id for row in rows if not row.reclaiming and not _survived(row, files, known)}
+    ended = lost | {row.id for row in rows if row.reclaiming}
+    return lost | {row.id for row in rows if row.draft_of in ended and not row.reclaiming}
+
+
 def _survived(row: SlabRow, files: dict[int, int], known: dict[int, SessionRow]) -> bool:
-    if files.get(row.id, 0) < row.nbytes:
+    if files.get(row.memory_id, 0) < row.nbytes:
         log.info("slab forgotten", slab=row.id, name=row.name, reason="its memory is gone from the arena")
         return False
     return row.lease != "session" or row.owner in known
 
 
 def _remove_unknown(arena: Arena, files: dict[int, int], live: list[SlabRow], reclaiming: list[SlabRow]) -> int:
-    held = {row.id for row in reclaiming}
-    unknown = set(files) - {row.id for row in live}
-    for slab_id in unknown:
-        arena.remove(slab_id)
-        if slab_id not in held:
-            arena.reclaim(slab_id)
+    held = {row.memory_id for row in reclaiming}
+    unknown = set(files) - {row.memory_id for row in live}
+    for memory in unknown:
+        arena.remove(memory)
+        if memory not in held:
+            arena.reclaim(memory)
     if unknown:
-        log.info("orphan slab files removed", count=len(unknown), nbytes=sum(files[slab_id] for slab_id in unknown))
+        log.info("orphan slab files removed", count=len(unknown), nbytes=sum(files[memory] for memory in unknown))
     return len(unknown)
 
 
 def _slab_of(row: SlabRow, arena: Arena, owner: int | None) -> Slab:
     lease: Lease = row.lease if row.ttl is None else row.ttl
-    return Slab(
+    slab = Slab(
         arena,
         id=row.id,
         generation=row.generation,
@@ -148,7 +157,13 @@ def _slab_of(row: SlabRow, arena: Arena, owner: int | None) -> Slab:
         lease=lease,
         owner=owner,
         atomics=row.atomics,
+        draft_of=row.draft_of,
     )
+    slab.life = row.generation if row.life is None else row.life
+    slab.memory_id = row.memory_id
+    slab.commits = row.commits
+    slab.checksums = Checksums(row.block or 0, row.checksums or b"")
+    return slab
 
 
 def _hold(slab: Slab, slabs: SlabTable, holders: list[HolderRow]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 from collections.abc import Awaitable
@@ -11,39 +10,62 @@ from typing import Final, Protocol
 
 import structlog
 
-from farpool.protocol.errors import FarpoolError, InvalidArgument, PermissionDenied, PoolFull, ProtocolError
+from farpool.protocol.errors import (
+    FarpoolError,
+    InvalidArgument,
+    PermissionDenied,
+    PoolFull,
+    ProtocolError,
+    StaleSlab,
+)
 from farpool.protocol.messages import (
-    PAGE_SLABS,
     PROTOCOL_VERSION,
     Allocate,
     Attach,
     Attached,
+    Commit,
+    Committed,
     Detach,
     Done,
     Free,
+    Grant,
+    GrantList,
+    Grants,
     Heartbeat,
     Hello,
     Listing,
     Negotiate,
     Negotiated,
+    Notify,
     Open,
-    Quarantined,
     Release,
     Reply,
     Request,
+    Reserve,
+    Revoke,
     ServerStat,
     SlabInfo,
     SlabList,
     Stat,
+    Wait,
+    Watch,
     Welcome,
 )
 from farpool.protocol.units import format_bytes, parse_lease, parse_size, validate_name
-from farpool.server.catalog import DEFAULT_TENANT
+from farpool.server.access import Access
+from farpool.server.administration import Administration
+from farpool.server.audit import AuditLog
+from farpool.server.authentication import Authentication, Exchange
+from farpool.server.commits import Commits
 from farpool.server.deadlines import Clock
+from farpool.server.handover import Handover
 from farpool.server.lifecycle import LONG_BYTES, REVOKED, Lifecycle
 from farpool.server.peers import Peer
+from farpool.server.quotas import Rates, check_sessions
 from farpool.server.sessions import Channel, Session, SessionState
 from farpool.server.slabs import Slab
+from farpool.server.tenants import Tenants
+from farpool.server.waiting import Waiting
 from farpool.transports.contract import Mode
 
 __all__ = ["Limits", "PoolService"]
@@ -55,6 +77,11 @@ RESERVED_SESSIONS: Final = 2
 
 MOST_HOSTS: Final = 1000
 """Hosts of the quarantine in one reply, which is a frame of 1 MiB at most."""
+MOST_LISTED: Final = 100
+"""Slabs of one reply: a longer one would take the loop from others for longer than their own requests take."""
+
+GIVE_BACK: Final = (Detach, Free, Revoke)
+"""Requests that a quota never refuses: they give something back."""
 
 SERVER_NAME: Final = f"farpool/{version('farpool')}"
 
@@ -68,24 +95,42 @@ class Limits(Protocol):
     def session_timeout(self) -> float: ...  # noqa: D102
     @property
     def heartbeat(self) -> float: ...  # noqa: D102
+    @property
+    def authentication_required(self) -> bool: ...  # noqa: D102
 
 
 class PoolService:
     """The operations of one pool. Not thread-safe."""
 
-    def __init__(self, life: Lifecycle, limits: Limits, clock: Clock, epoch: int) -> None:
+    def __init__(
+        self, life: Lifecycle, tenants: Tenants, audit: AuditLog, limits: Limits, clock: Clock, epoch: int
+    ) -> None:
         self.life = life
+        self.tenants = tenants
+        self.audit = audit
         self.limits = limits
+        self.authentication = Authentication(tenants, lambda: limits.authentication_required)
         self.epoch = epoch
         self.draining = False
         self.addresses: list[str] = []
+        self.handover: Handover | None = None
+        """What another process may take over with; None where there is nothing to take over."""
         self.last_request = clock()
         """When something was last asked, heartbeats apart; a drain ends when nothing is asked any more."""
         self._clock = clock
         self._started = clock()
+        self._commits = Commits(life)
+        self.waiting = Waiting(life, clock)
+        self.access = Access(life, tenants, self._commits.move)
+        self._administration = Administration(life, tenants, self.access)
+        self._rates = Rates(clock, tenants.limits)
+        life.quota_of = tenants.limits
+        life.withdrawn = self.waiting.withdraw
 
-    def welcome(self, channel: Channel, hello: Hello, peer: Peer) -> tuple[Session, Welcome]:
-        """Open or resume a session for the client behind *channel*, who is *peer*."""
+    def welcome(
+        self, channel: Channel, hello: Hello, peer: Peer, exchange: Exchange | None = None
+    ) -> tuple[Session, Welcome]:
+        """Open or resume a session for the client behind *channel*, who is *peer* and was challenged to *exchange*."""
         if hello.protocol != PROTOCOL_VERSION:
             raise ProtocolError(
                 f"the client speaks version {hello.protocol} of the control protocol, this server "
@@ -93,11 +138,8 @@ class PoolService:
                 " install the same release of farpool on both sides",
                 server=PROTOCOL_VERSION,
             )
-        tenant = DEFAULT_TENANT if hello.tenant is None else hello.tenant
-        if not self.life.catalog.has_tenant(tenant):
-            raise PermissionDenied(
-                f'this server has no tenant {json.dumps(tenant[:80])}; leave the tenant out for "{DEFAULT_TENANT}"'
-            )
+        # Whoever has the secret of a session has shown who he is when it was opened.
+        identity = None if hello.resume is not None else self.authentication.identify(peer, hello, exchange)
         if self.draining:
             raise PermissionDenied("the server is draining and opens no more sessions; try again once it is back")
         sessions = self.life.sessions
@@ -105,9 +147,12 @@ class PoolService:
             session = sessions.resume(hello.resume.session, hello.resume.secret, channel)
             session.pid, session.host = peer.pid, peer.host
         else:
-            limit = self.limits.max_sessions + (RESERVED_SESSIONS if peer.uid == os.geteuid() else 0)
-            session = self.life.open_session(tenant, channel, limit, peer.pid, peer.host)
-        session.operator = peer.is_operator
+            assert identity is not None
+            if not peer.administrator:  # who else would raise the quota?
+                check_sessions(identity.tenant, self.tenants.limits(identity.tenant), sessions.count(identity.tenant))
+            limit = self.limits.max_sessions + (RESERVED_SESSIONS if peer.administrator else 0)
+            session = self.life.open_session(identity.tenant, channel, limit, peer.pid, peer.host)
+        session.administrator = peer.administrator
         assert session.served is not None
         return session, Welcome(
             protocol=PROTOCOL_VERSION,
@@ -120,6 +165,7 @@ class PoolService:
             heartbeat=self.limits.heartbeat,
             session_timeout=self.limits.session_timeout,
             offers=self.life.planes.offers(),
+            signature=b"" if identity is None else identity.signature,
         )
 
     def hear(self, session: Session) -> None:
@@ -132,6 +178,10 @@ class PoolService:
         if isinstance(request, Heartbeat):
             return Done()
         self.last_request = now
+        if not session.administrator:
+            self._rates.take(session.tenant, refusable=not isinstance(request, GIVE_BACK))
+        if request.administrative:
+            self.check_administrator(session, request)
         match request:
             case Allocate():
                 return self._allocate(session, request)
@@ -140,20 +190,42 @@ class PoolService:
             case Open():
                 return self._open(session, request)
             case Attach():
-                slab = self.life.slabs.get_life(session.tenant, request.id, request.generation)
-                return self._attached(session, slab, request.transport, _mode(request.mode))
+                return self._attach(session, request)
+            case Reserve():
+                return self._reserve(session, request)
+            case Commit():
+                return self._commit(session, request)
+            case Grant() | Revoke() | Grants():
+                return self._grants(session, request)
             case Negotiate():
                 return self._negotiate(session, request)
             case Detach():
                 return self._detach(session, request)
+            case Wait() | Watch() | Notify():
+                slab = self.access.of_life(session, request.id, request.generation)
+                return self.waiting.handle(session.id, slab, request)
             case Listing():
                 return self._list(session, request)
             case Stat():
                 return self._stat()
             case Release():
-                return self._release(session, request)
+                return self.life.release_host(request.host)
             case _:
-                raise ProtocolError(f"{request.operation} cannot be asked in an open session")
+                return self._administer(request)
+
+    def check_administrator(self, session: Session, request: Request) -> None:
+        """Raise ``PermissionDenied`` unless *session* is an administrator's."""
+        if not session.administrator:
+            raise PermissionDenied(
+                f"{request.operation} is for administrators: root or the server's own user, on the server's host, over "
+                f"{next(iter(self.addresses), 'its Unix socket')}"
+            )
+
+    def _administer(self, request: Request) -> Reply | Awaitable[Reply]:
+        reply = self._administration.handle(request)
+        if reply is None:
+            raise ProtocolError(f"{request.operation} cannot be asked in an open session")
+        return reply
 
     def _allocate(self, session: Session, request: Allocate) -> Attached | Awaitable[Attached]:
         if self.draining:
@@ -196,22 +268,96 @@ class PoolService:
         params = self.life.admit(session, slab, transport)
         return Attached(slab=self.info(slab), epoch=self.epoch, transport=transport, params=params)
 
-    def _open(self, session: Session, request: Open) -> Attached:
-        slabs = self.life.slabs
+    def _open(self, session: Session, request: Open) -> Attached | Awaitable[Attached]:
         mode = _mode(request.mode)
         if request.name is not None and request.id is None:
-            slab = slabs.get_named(session.tenant, validate_name(request.name))
+            slab = self.access.named(session, request.name, request.tenant)
         elif request.id is not None and request.name is None:
-            slab = slabs.get(session.tenant, request.id)
+            slab = self.access.numbered(session, request.id, request.tenant)
         else:
             raise InvalidArgument("open needs a name or an id, and not both")
         if not request.transport:
             return Attached(slab=self.info(slab), epoch=self.epoch)
+        if request.exclusive:
+            self.access.check(session, slab, mode, alone=True)
+            return self._attach_alone(session, slab, request.transport, mode)
         return self._attached(session, slab, request.transport, mode)
 
-    def _attached(self, session: Session, slab: Slab, transport: str, mode: Mode) -> Attached:
+    def _attach(self, session: Session, request: Attach) -> Attached | Awaitable[Attached]:
+        slab = self.access.of_life(session, request.id, request.generation)
+        if slab.draft_of is not None and slab.owner != session.id:
+            raise StaleSlab(f"there is no slab {slab.id} here")
+        return self._attached(session, slab, request.transport, _mode(request.mode), request.memory)
+
+    def _attached(
+        self, session: Session, slab: Slab, transport: str, mode: Mode, memory: int = 0
+    ) -> Attached | Awaitable[Attached]:
+        self.access.check(session, slab, mode)
+        self.life.exclusives.check(slab, session)
+        if slab.moving is not None:
+            return self._attached_then(session, slab, transport, mode, memory)
+        if memory not in (0, slab.generation):
+            raise StaleSlab(f"{slab.label} has other memory by now; attach it again", id=slab.id, generation=memory)
+        self.access.note(session, slab, transport)
         params = self.life.attach(session, slab, transport, mode)
-        return Attached(slab=self.info(slab), epoch=self.epoch, transport=transport, params=params)
+        return Attached(
+            slab=self.info(slab),
+            epoch=self.epoch,
+            transport=transport,
+            params=params,
+            block=slab.checksums.block,
+            checksums=slab.checksums.words,
+        )
+
+    async def _attached_then(self, session: Session, slab: Slab, transport: str, mode: Mode, memory: int) -> Attached:
+        """Attach a slab once its memory has moved."""
+        while slab.moving is not None:
+            await slab.moving.wait()
+        if not session.alive or slab.state != "live":
+            raise StaleSlab(f"{slab.label} has ended meanwhile", id=slab.id)
+        attached = self._attached(session, slab, transport, mode, memory)
+        assert isinstance(attached, Attached)
+        return attached
+
+    async def _attach_alone(self, session: Session, slab: Slab, transport: str, mode: Mode) -> Attached:
+        """Attach a slab for this session alone; what those who are gone may still map is not its memory any more."""
+        self.life.planes.check(transport)
+        had = slab.exclusive
+        self.life.exclusives.claim(slab, session)
+        try:
+            if any(self.life.sessions.get(holder) is None for holder, _ in slab.holders):
+                await self._commits.move(slab)
+            return await self._attached_then(session, slab, transport, mode, 0)
+        except BaseException:
+            if had is None and slab.exclusive == session.id:
+                self.life.exclusives.release(slab)
+            raise
+
+    def _reserve(self, session: Session, request: Reserve) -> Attached | Awaitable[Attached]:
+        slab = self.access.of_life(session, request.id, request.generation)
+        self.access.check(session, slab, "rw")
+        self.access.note(session, slab, request.transport, draft=True)
+        if self.draining:
+            raise PermissionDenied("the server is draining and makes no more drafts; try again once it is back")
+        if slab.draft_of is not None:
+            raise InvalidArgument("a draft has no drafts of its own; reserve its slab once more")
+        try:
+            draft, made = self._commits.prepare(session, slab, request)
+            if made:
+                return self._admitted(session, draft, request.transport)
+        except PoolFull as error:
+            raise self._with_numbers(error, slab.nbytes) from error
+        return self._reserve_long(session, slab, draft, request)
+
+    async def _reserve_long(self, session: Session, slab: Slab, draft: Slab, request: Reserve) -> Attached:
+        try:
+            await self._commits.make(session, slab, draft, copy=request.copy)
+            return self._admitted(session, draft, request.transport)
+        except PoolFull as error:
+            raise self._with_numbers(error, slab.nbytes) from error
+
+    async def _commit(self, session: Session, request: Commit) -> Committed:
+        return Committed(slabs=[self.info(slab) for slab in await self._commits.commit(session, request)])
 
     def _negotiate(self, session: Session, request: Negotiate) -> Negotiated:
         assert session.served is not None
@@ -221,18 +367,31 @@ class PoolService:
         slab = self.life.slabs.get_held(request.id, request.generation)
         if slab is not None:
             self.life.let_go(slab, session.id, request.transport)
+        if request.exclusive:
+            self.life.exclusives.give_up(session.id, request.id)
         return Done()
 
     def _free(self, session: Session, request: Free) -> Done | Awaitable[Done]:
-        slab = self.life.slabs.get_life(session.tenant, request.id, request.generation)
-        if request.detached:
-            self.life.let_go(slab, session.id, request.detached)
+        slab = self.access.own(session, request.id, request.generation, "free")
+        held = self.life.slabs.get_held(slab.id, request.memory or slab.generation)
+        if request.detached and held is not None:
+            self.life.let_go(held, session.id, request.detached)
         removal = self.life.end_slab(slab, REVOKED, by=session)
         return Done() if removal is None else _done_after(removal)
 
+    def _grants(self, session: Session, request: Grant | Revoke | Grants) -> Reply | Awaitable[Reply]:
+        slab = self.access.own(session, request.id, request.generation, "say who else may attach")
+        match request:
+            case Grant():
+                return self.access.grant(slab, request.tenant, _mode(request.mode), request.expires)
+            case Revoke():
+                return self.access.revoke(slab, request.tenant)
+            case Grants():
+                return GrantList(grants=self.access.of_slab(slab))
+
     def _list(self, session: Session, request: Listing) -> SlabList:
-        limit = min(max(1, request.limit), PAGE_SLABS)
-        slabs, more = self.life.slabs.page(session.tenant, request.after, limit)
+        limit = min(max(1, request.limit), MOST_LISTED)
+        slabs, more = self.life.slabs.page(session.tenant, request.after, limit, self.access.granted(session))
         return SlabList(slabs=[self.info(slab) for slab in slabs], more=more)
 
     def _stat(self) -> ServerStat:
@@ -257,14 +416,6 @@ class PoolService:
             quarantined=self.life.quarantined()[:MOST_HOSTS],
         )
 
-    def _release(self, session: Session, request: Release) -> Quarantined:
-        if not session.operator:
-            raise PermissionDenied(
-                f"only root or the server's own user may release the memory of host {request.host[:80]!r}, on the "
-                f"server's host: farpool release --host {request.host[:80]} --url {self.addresses[0]}"
-            )
-        return self.life.release_host(request.host)
-
     def info(self, slab: Slab) -> SlabInfo:
         """Return what anyone who may see the slab is told of it."""
         state: str = slab.state
@@ -278,7 +429,7 @@ class PoolService:
                 expires_in = max(0.0, self.life.leases.deadline(slab) - self._clock())
         return SlabInfo(
             id=slab.id,
-            generation=slab.generation,
+            generation=slab.life,
             nbytes=slab.nbytes,
             tenant=slab.tenant,
             name=slab.name,
@@ -287,6 +438,8 @@ class PoolService:
             state=state,
             attached=slab.attached,
             atomics=slab.atomics,
+            commits=slab.commits,
+            memory=0 if slab.generation == slab.life else slab.generation,
         )
 
 

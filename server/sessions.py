@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import math
 import secrets
+from collections import Counter
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Final, Protocol
@@ -52,6 +53,7 @@ class SessionEvent(StrEnum):
     DIED = "its process died"
     TOO_LATE = "did not come back in time"
     STOPPED = "the server stops"
+    DISMISSED = "was ended by an administrator"
 
 
 _S, _E = SessionState, SessionEvent
@@ -63,13 +65,16 @@ TRANSITIONS: Final[dict[tuple[SessionState, SessionEvent], SessionState]] = {
     (_S.CONNECTED, _E.SILENT): _S.ENDED,
     (_S.CONNECTED, _E.DIED): _S.ENDED,
     (_S.CONNECTED, _E.STOPPED): _S.ENDED,
+    (_S.CONNECTED, _E.DISMISSED): _S.ENDED,
     (_S.DISCONNECTED, _E.RESUMED): _S.CONNECTED,
     (_S.DISCONNECTED, _E.TOO_LATE): _S.ENDED,
     (_S.DISCONNECTED, _E.DIED): _S.ENDED,
     (_S.DISCONNECTED, _E.STOPPED): _S.ENDED,
+    (_S.DISCONNECTED, _E.DISMISSED): _S.ENDED,
     (_S.AWAITING, _E.RESUMED): _S.CONNECTED,
     (_S.AWAITING, _E.TOO_LATE): _S.ENDED,
     (_S.AWAITING, _E.STOPPED): _S.ENDED,
+    (_S.AWAITING, _E.DISMISSED): _S.ENDED,
 }
 
 
@@ -108,12 +113,12 @@ class Session:
     """One client process as the server knows it."""
 
     __slots__ = (
+        "administrator",
         "channel",
         "host",
         "id",
         "last_seen",
         "mapped",
-        "operator",
         "pid",
         "secret_hash",
         "served",
@@ -139,13 +144,13 @@ class Session:
         self.channel: Channel | None = None
         self.served: ServedSession | None = None
         """What transports see; None until the client has shown the secret to this server."""
+        self.administrator = False
+        """Whether the other end of its connection may ask for administrative acts."""
         self.pid: int | None = None
         self.mapped: frozenset[tuple[int, int]] = frozenset()
         """Slabs, by id and generation, that its client has said to leave mapped at its goodbye."""
         self.host = ""
         """Where its client is, as an operator would name it; ``""`` is this machine."""
-        self.operator = False
-        """Whether its client is root or the server's own user, on this machine."""
         self.watch: Closeable | None = None
         """Tells when the client's process dies, if it is on this machine."""
         self.watches = 0
@@ -191,6 +196,7 @@ class SessionTable:
         self._watch = watch
         self._ended = ended
         self._sessions: dict[int, Session] = {}
+        self._of_tenant: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -198,6 +204,10 @@ class SessionTable:
     def all(self) -> list[Session]:
         """Return the sessions that have not ended."""
         return list(self._sessions.values())
+
+    def count(self, tenant: str) -> int:
+        """Return how many sessions a tenant has."""
+        return self._of_tenant[tenant]
 
     def get(self, session_id: int) -> Session | None:
         """Return a session that has not ended."""
@@ -262,8 +272,8 @@ class SessionTable:
             session.last_seen = session.since
             self._watch_anew(session)
 
-    def end(self, session: Session, event: SessionEvent) -> None:
-        """End a session now; one that has ended stays so."""
+    def end(self, session: Session, event: SessionEvent, farewell: bytes = b"") -> None:
+        """End a session now, and send *farewell* once that is noted; one that has ended stays so."""
         if not session.alive:
             return
         session.advance(event, self._clock())
@@ -271,10 +281,13 @@ class SessionTable:
             session.last_seen = session.since
         session.watch_process(None)
         del self._sessions[session.id]
+        self._of_tenant[session.tenant] -= 1
         channel, session.channel = session.channel, None
         self._ended(session, event)
         session.served = None
         if channel is not None:
+            if farewell:
+                channel.send(farewell)
             channel.close(f"its session has ended: {event.value}")
 
     def forgive_silence(self) -> None:
@@ -299,6 +312,7 @@ class SessionTable:
 
     def _add(self, session: Session) -> None:
         self._sessions[session.id] = session
+        self._of_tenant[session.tenant] += 1
         self._watch_anew(session)
 
     def _watch_anew(self, session: Session) -> None:

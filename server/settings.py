@@ -12,20 +12,53 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings.sources import InitSettingsSource
 
 from farpool.protocol.addresses import default_socket_path, parse_host_port, validate_socket_path
 from farpool.protocol.errors import FarpoolError
-from farpool.protocol.units import parse_size
+from farpool.protocol.units import parse_size, validate_tenant
 
-__all__ = ["RELOADABLE", "ConfigurationError", "ServerSettings", "load_settings", "unknown_variables"]
+__all__ = [
+    "RELOADABLE",
+    "ConfigurationError",
+    "ServerSettings",
+    "TenantSettings",
+    "TlsSettings",
+    "load_settings",
+    "unknown_variables",
+]
 
-RELOADABLE = ("capacity", "log_level", "session_timeout", "disconnect_grace", "resume_grace", "drain_timeout")
+RELOADABLE = (
+    *(
+        "capacity",
+        "log_level",
+        "session_timeout",
+        "disconnect_grace",
+        "resume_grace",
+        "drain_timeout",
+        "tenants",
+        "tls",
+    ),
+)
 """Settings that SIGHUP changes in a running server; any other change waits for a restart."""
 
-OTHER_VARIABLES = frozenset({"CONFIG", "CXL_COHERENCE", "DEBUG", "SERVER_EMBEDDED", "START_TIMEOUT", "URL"})
+OTHER_VARIABLES = frozenset(
+    {
+        *("CONFIG", "CXL_COHERENCE", "DEBUG", "SERVER_EMBEDDED", "START_TIMEOUT", "TENANT", "TOKEN", "TOKEN_FILE"),
+        *("TLS_CA", "TLS_CERTIFICATE", "TLS_KEY", "TLS_SERVER_NAME", "URL"),
+    }
+)
 """What ``FARPOOL_`` begins too and is no setting of a server: of the command line, the client, and what embeds us."""
 
 Seconds = Annotated[float, Field(gt=0, le=86400.0)]
@@ -50,6 +83,60 @@ def _default_socket() -> str:
     return default_socket_path(os.environ, os.geteuid())
 
 
+class TenantSettings(BaseModel):
+    """What a file says of one tenant: ``[tenants.NAME]``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    uids: tuple[Annotated[int, Field(ge=0, lt=(1 << 32) - 1)], ...] = ()
+    """Users of the server's host that are this tenant over the Unix socket, without a token."""
+    certificates: tuple[str, ...] = ()
+    """Names in client certificates that are this tenant over TLS, without a token."""
+    max_bytes: int | None = None
+    """Bytes that its slabs together may take; a string such as ``"8GiB"`` is accepted."""
+    max_slabs: int | None = Field(default=None, ge=0)
+    max_sessions: int | None = Field(default=None, ge=0)
+    max_rate: float | None = Field(default=None, gt=0, le=1e9)
+    """Requests a second."""
+
+    @field_validator("max_bytes", mode="before")
+    @classmethod
+    def _max_bytes(cls, value: object) -> int | None:
+        return None if value is None else parse_size(value, what="max_bytes")
+
+
+class TlsSettings(BaseModel):
+    """What encrypts the server's port, data connections included: ``[tls]``. Files are PEM."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    certificate: str
+    """File of the server's certificate, and of those between it and its authority."""
+    key: str
+    """File of the certificate's key, without a password."""
+    client_ca: str = ""
+    """File of the authority that has signed the certificates of clients; without one none is asked for."""
+    require_client_certificate: bool | None = None
+    """Whether a client without a certificate is refused; by default if there is a ``client_ca``."""
+
+    @field_validator("certificate", "key", "client_ca", mode="after")
+    @classmethod
+    def _file(cls, value: str) -> str:
+        return str(Path(value).expanduser().absolute()) if value else ""
+
+    @model_validator(mode="after")
+    def _has_authority(self) -> TlsSettings:
+        if self.require_client_certificate and not self.client_ca:
+            raise ValueError("require_client_certificate needs client_ca, the authority that signs them")
+        return self
+
+    @property
+    def requires_certificate(self) -> bool:
+        """Whether a client without a certificate is refused."""
+        wanted = self.require_client_certificate
+        return bool(self.client_ca) if wanted is None else wanted
+
+
 class ServerSettings(BaseSettings):
     """Every setting of a pool server, with its default. Sizes are bytes, times are seconds."""
 
@@ -67,6 +154,8 @@ class ServerSettings(BaseSettings):
     """Directory for the catalog of an arena on a device; a directory's catalog is inside it."""
     listen: str = "127.0.0.1:7700"
     """``HOST:PORT`` of the control plane; port 0 lets the kernel choose."""
+    tls: TlsSettings | None = None
+    """What encrypts that port and the data port; the Unix socket stays in clear. Read again on SIGHUP."""
     unix: str = Field(default_factory=_default_socket)
     """Path of the control plane's Unix socket."""
     socket_mode: str = "0600"
@@ -89,6 +178,14 @@ class ServerSettings(BaseSettings):
     """How long SIGTERM waits for sessions to end by themselves."""
     max_sessions: int = Field(default=1024, ge=1, le=1 << 20)
     """Sessions that may be open at once."""
+    authentication: Literal["none", "required"] = "none"
+    """``required``: whoever is no administrator has a token, or a user or certificate that a tenant names."""
+    insecure: bool = False
+    """Listen without authentication on an address that other hosts may reach."""
+    tenants: dict[str, TenantSettings] = Field(default_factory=dict[str, TenantSettings])
+    """Tenants by name, in addition to those that ``farpool tenant add`` made."""
+    audit_log: str = ""
+    """File of the audit log; empty for the server's own log."""
     log_level: LogLevel = "info"
     log_format: Literal["auto", "json", "console"] = "auto"
     """``auto`` writes for people to a terminal, and JSON elsewhere."""
@@ -154,6 +251,18 @@ class ServerSettings(BaseSettings):
         if not 0 <= mode <= 0o777:
             raise ValueError(f'must be permission bits in octal, such as "0600" or "0660", not {value!r}')
         return value
+
+    @field_validator("tenants", mode="after")
+    @classmethod
+    def _tenants(cls, value: dict[str, TenantSettings]) -> dict[str, TenantSettings]:
+        for name in value:
+            validate_tenant(name)
+        return value
+
+    @field_validator("audit_log", mode="after")
+    @classmethod
+    def _audit_log(cls, value: str) -> str:
+        return str(Path(value).expanduser().absolute()) if value else ""
 
     @field_validator("transports", mode="before")
     @classmethod

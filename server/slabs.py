@@ -7,9 +7,11 @@ this table.
 
 from __future__ import annotations
 
+import asyncio
 import bisect
 import math
-from typing import Literal
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
 
 import structlog
 
@@ -17,13 +19,21 @@ from farpool.native.mapping import Mapping as MemoryMapping
 from farpool.protocol.errors import NameTaken, PoolFull, RegionInUse, SlabNotFound, StaleSlab
 from farpool.protocol.units import Lease, format_bytes
 from farpool.server.arena import Arena
+from farpool.server.quotas import Account
 from farpool.transports.contract import Mode
 
-__all__ = ["Slab", "SlabTable", "close_mapping"]
+__all__ = ["Checksums", "Slab", "SlabTable", "close_mapping"]
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("farpool.slabs")
 
 State = Literal["live", "reclaiming"]
+
+
+class Checksums(NamedTuple):
+    """What was recorded of committed bytes: the crc32c of each ``block`` bytes, 0 where none were asked for."""
+
+    block: int = 0
+    words: bytes = b""
 
 
 class Slab:
@@ -34,11 +44,18 @@ class Slab:
         "_mapping",
         "atomics",
         "charged",
+        "checksums",
+        "commits",
         "deadline",
+        "draft_of",
+        "exclusive",
         "generation",
         "holders",
         "id",
         "lease",
+        "life",
+        "memory_id",
+        "moving",
         "name",
         "nbytes",
         "owner",
@@ -61,13 +78,28 @@ class Slab:
         lease: Lease,
         owner: int | None,
         atomics: str = "cpu",
+        draft_of: int | None = None,
     ) -> None:
         self._arena = arena
         self.atomics = atomics
         self._mapping: MemoryMapping | None = None
         self.id = id
         self.generation = generation
+        """Of the memory that it has now; ``slot`` has its word."""
         self.slot = slot
+        self.memory_id = id
+        """What the arena calls that memory."""
+        self.life = generation
+        """The slab's own generation, which stays when its memory is replaced."""
+        self.commits = 0
+        """How often a draft has replaced its memory; from the first on nobody else writes to it."""
+        self.checksums = Checksums()
+        self.draft_of = draft_of
+        """The slab whose memory it is to replace, if it is a draft: nobody else finds it then."""
+        self.exclusive: int | None = None
+        """Session that alone may attach it."""
+        self.moving: asyncio.Event | None = None
+        """Set once its memory has moved, while that is under way: nobody is let in meanwhile."""
         self.nbytes = nbytes
         self.charged = arena.charge(nbytes)
         self.tenant = tenant
@@ -94,6 +126,11 @@ class Slab:
         return f"slab {self.id}" if self.name is None else f'slab {self.id} "{self.name}"'
 
     @property
+    def granted(self) -> Mode:
+        """The widest mode that anyone may reach its bytes in."""
+        return "r" if self.commits else "rw"
+
+    @property
     def attached(self) -> int:
         """Sessions that have it attached."""
         return len({session for session, _ in self.holders})
@@ -101,17 +138,29 @@ class Slab:
     @property
     def offset(self) -> int:
         """Where its memory begins in what :meth:`open_descriptor` opens."""
-        return self._arena.offset(self.id) or 0
+        return self._arena.offset(self.memory_id) or 0
+
+    @property
+    def lost(self) -> bool:
+        """Tell whether a client has cut its file short, which the server saw as it reached for it."""
+        return self._mapping is not None and self._mapping.lost
 
     def memory(self) -> MemoryMapping:
         """Return the server's own mapping, made on first use."""
         if self._mapping is None:
-            self._mapping = self._arena.map(self.id, self.nbytes)
+            self._mapping = self._arena.map(self.memory_id, self.nbytes)
         return self._mapping
 
     def open_descriptor(self, mode: Mode) -> int:
         """Return a new descriptor of the memory; the caller closes it."""
-        return self._arena.open_descriptor(self.id, mode)
+        return self._arena.open_descriptor(self.memory_id, mode)
+
+    def exchange_memory(self, draft: Slab) -> None:
+        """Take the draft's memory, and give it ours. No transport may know either when this is called."""
+        for name in ("memory_id", "generation", "slot", "_mapping"):
+            ours, theirs = getattr(self, name), getattr(draft, name)
+            setattr(self, name, theirs)
+            setattr(draft, name, ours)
 
     def take_memory(self) -> MemoryMapping | None:
         """Give the server's own mapping away, if there is one, for the caller to close."""
@@ -148,9 +197,12 @@ class SlabTable:
         self._names: dict[tuple[str, str], int] = {}
         self._owned: dict[int, dict[int, Slab]] = {}
         self._held: dict[int, dict[int, Slab]] = {}
+        self._drafts: dict[int, dict[int, Slab]] = {}
+        self._ended: dict[int, Slab] = {}
+        self._accounts: dict[str, Account[Slab]] = {}
 
     def __len__(self) -> int:
-        return len(self._slabs)
+        return len(self._slabs) - sum(map(len, self._drafts.values()))
 
     @property
     def free(self) -> int:
@@ -174,9 +226,19 @@ class SlabTable:
                 capacity=self.capacity,
             )
 
+    def account(self, tenant: str) -> Account[Slab]:
+        """Return what the tenant is charged for; one that has nothing gets a new account."""
+        account = self._accounts.get(tenant)
+        if account is None:
+            account = self._accounts[tenant] = Account()
+        return account
+
     def reserve(self, slab: Slab) -> None:
         """Charge a slab that is about to be made, and take its name."""
         self.allocated += slab.charged
+        account = self.account(slab.tenant)
+        account.charge(slab)
+        account.live += 1
         self._making[slab.id] = slab
         if slab.name is not None:
             self._names[slab.tenant, slab.name] = slab.id
@@ -184,6 +246,9 @@ class SlabTable:
     def abandon(self, slab: Slab) -> None:
         """Undo :meth:`reserve`."""
         self.allocated -= slab.charged
+        account = self.account(slab.tenant)
+        account.credit(slab)
+        account.live -= 1
         del self._making[slab.id]
         if slab.name is not None:
             del self._names[slab.tenant, slab.name]
@@ -192,6 +257,8 @@ class SlabTable:
         """Let a reserved slab be found from now on."""
         del self._making[slab.id]
         self._slabs[slab.id] = slab
+        if slab.draft_of is not None:
+            self._drafts.setdefault(slab.draft_of, {})[slab.id] = slab
         if slab.owner is not None:
             self._owned.setdefault(slab.owner, {})[slab.id] = slab
 
@@ -200,21 +267,31 @@ class SlabTable:
         del self._slabs[slab.id]
         if slab.name is not None:
             del self._names[slab.tenant, slab.name]
+        if slab.draft_of is not None:
+            drafts = self._drafts[slab.draft_of]
+            del drafts[slab.id]
+            if not drafts:
+                del self._drafts[slab.draft_of]
         self.own(slab, None)
         slab.state = "reclaiming"
         slab.deadline = math.inf
         self.allocated -= slab.charged
+        self.account(slab.tenant).live -= 1
         self.add_reclaiming(slab)
 
     def add_reclaiming(self, slab: Slab) -> None:
         """Keep an ended slab's bytes charged."""
         self.reclaiming += slab.charged
+        self.account(slab.tenant).charge(slab)
         self._reclaiming[slab.id] = slab
+        self._ended[slab.generation] = slab
 
     def settle(self, slab: Slab) -> None:
         """Give an ended slab's bytes back to the pool."""
         del self._reclaiming[slab.id]
+        del self._ended[slab.generation]
         self.reclaiming -= slab.charged
+        self.account(slab.tenant).credit(slab)
 
     def own(self, slab: Slab, owner: int | None) -> None:
         """Change the slab's owner."""
@@ -243,19 +320,28 @@ class SlabTable:
                 del self._held[session_id]
         return True
 
+    def drafts_of(self, slab: Slab) -> list[Slab]:
+        """Return the drafts that are to replace the slab's memory."""
+        return list(self._drafts.get(slab.id, {}).values())
+
+    def base_of(self, draft: Slab) -> Slab:
+        """Return the slab whose memory a draft is to replace; a draft does not outlive it."""
+        assert draft.draft_of is not None
+        return self._slabs[draft.draft_of]
+
     # Finding ------------------------------------------------------------------------------------------
 
     def get(self, tenant: str, slab_id: int) -> Slab:
         """Return the tenant's slab of that id; raise ``SlabNotFound``."""
         slab = self._slabs.get(slab_id)
-        if slab is None or slab.tenant != tenant:
+        if slab is None or slab.tenant != tenant or slab.draft_of is not None:
             raise SlabNotFound(f"there is no slab {slab_id} here; it may have been freed or have expired", id=slab_id)
         return slab
 
     def get_life(self, tenant: str, slab_id: int, generation: int) -> Slab:
         """Return this very life of the slab; raise ``StaleSlab`` if it has ended."""
         slab = self._slabs.get(slab_id)
-        if slab is None or slab.tenant != tenant or slab.generation != generation:
+        if slab is None or slab.tenant != tenant or slab.life != generation:
             raise StaleSlab(
                 f"slab {slab_id} of generation {generation} was freed, revoked or has expired",
                 id=slab_id,
@@ -271,9 +357,9 @@ class SlabTable:
         return slab
 
     def get_held(self, slab_id: int, generation: int) -> Slab | None:
-        """Return a slab, alive or reclaiming, that somebody may let go of."""
-        slab = self._slabs.get(slab_id) or self._reclaiming.get(slab_id)
-        return slab if slab is not None and slab.generation == generation else None
+        """Return whose memory of this generation somebody may let go of: a slab's, or that of one that has ended."""
+        slab = self._slabs.get(slab_id)
+        return slab if slab is not None and slab.generation == generation else self._ended.get(generation)
 
     def owned_by(self, session_id: int) -> list[Slab]:
         """Return the slabs that the session owns."""
@@ -291,18 +377,17 @@ class SlabTable:
         """Return the slabs that can be found, in the order of ids."""
         return list(self._slabs.values())
 
-    def page(self, tenant: str, after: int, limit: int) -> tuple[list[Slab], bool]:
-        """Return at most *limit* of the tenant's slabs with ids over *after*, and whether there are more.
+    def page(self, tenant: str, after: int, limit: int, granted: Iterable[Slab] = ()) -> tuple[list[Slab], bool]:
+        """Return at most *limit* of the slabs that the tenant has or was *granted*, and whether there are more.
 
-        Reclaiming slabs are among them.
+        In the order of ids, those over *after*; reclaiming slabs of its own are among them.
         """
-        # Ids only grow, and both tables keep the order in which slabs came, but restored and long ones may be
-        # late.
-        ids = sorted([*self._slabs, *self._reclaiming])
+        seen: dict[int, Slab] = {**self.account(tenant).slabs, **{slab.id: slab for slab in granted}}
+        ids = sorted(seen)
         found: list[Slab] = []
         for slab_id in ids[bisect.bisect_right(ids, after) :]:
-            slab = self._slabs.get(slab_id) or self._reclaiming[slab_id]
-            if slab.tenant != tenant:
+            slab = seen[slab_id]
+            if slab.draft_of is not None or slab_id in self._making:
                 continue
             if len(found) == limit:
                 return found, True

@@ -14,18 +14,21 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from farpool.protocol.errors import TransportUnavailable
+from farpool.protocol.errors import StaleSlab, TransportUnavailable
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    from farpool.native.cipher import Encryptor
     from farpool.native.mapping import Mapping as MemoryMapping
+    from farpool.native.tls import TlsClient
     from farpool.protocol.messages import Offer
 
 __all__ = [
     "AwaitableRegion",
     "ClientContext",
     "ClientTransport",
+    "Following",
     "Mode",
     "Probe",
     "Region",
@@ -54,7 +57,10 @@ class ServedSlab(Protocol):
 
     @property
     def generation(self) -> int:
-        """Number of this life of the slab, never used twice in one arena; 0 is no generation."""
+        """Number of the memory that the slab has now, never used twice in one arena; 0 is no generation.
+
+        A commit gives the slab other memory: what was published of it is revoked before, and published anew after.
+        """
         ...
 
     @property
@@ -106,6 +112,8 @@ class ServedSession:
     tenant: str
     secret: bytes
     """32 bytes that only this client knows; a data plane is opened with it."""
+    encrypted: bool = False
+    """Whether its control connection is; then bytes of its slabs that cross a network must be too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +140,12 @@ class ServerContext:
     """Permission bits of that socket, and of those beside it."""
     coherence: str = "hardware"
     """``"software"`` where hosts that share the memory have caches that do not see each other."""
+    encryptor: Encryptor | None = None
+    """What connections are encrypted with; None if the server has no TLS."""
+    watched_offset: int = 0
+    """Where in the generation file there is a word a slot that tells which word of its slab somebody waits for."""
+    changed: Callable[[], None] = lambda: None
+    """Say that a word that somebody waits for was stored to. The loop's thread alone calls it."""
 
 
 class ServerTransport(Protocol):
@@ -175,6 +189,9 @@ class ServerTransport(Protocol):
         """Close what the session has open on this data plane; its slabs were withdrawn already."""
         ...
 
+    # ``watch(slab, mark)`` may be there, too: stores to the word at offset ``mark - 1`` (to any word if all bits are
+    # set, to none if it is 0) have somebody who waits for them.
+
     def holders_may_map(self) -> bool:
         """Tell whether clients reach the memory itself, so that a freed slab's pages wait until they let go."""
         ...
@@ -210,6 +227,8 @@ class ClientContext:
     connected: Callable[[], bool] = lambda: True
     """Whether the control plane's connection is up: one system call. A data plane that cannot see for itself that the
     server has gone asks before it uses a connection that rested."""
+    tls: TlsClient | None = None
+    """What the control connection is encrypted with, and data connections must be; None in clear."""
 
 
 @dataclass(slots=True)
@@ -302,6 +321,17 @@ class Region(Protocol):
     def close(self) -> None:
         """Let go of the slab; ``RegionInUse`` while views live. Idempotent; later operations raise ``StaleSlab``."""
         ...
+
+
+class Following(Protocol):
+    """A region that can be told what to do when its slab's memory was replaced, by a commit or a move.
+
+    Between one that cannot and its callers the client puts a few lines of Python that do the same.
+    """
+
+    follow: Callable[[StaleSlab], Region] | None
+    """Called with the ``StaleSlab`` that an operation is about to raise, a write's unless a byte of it may have been
+    stored (``details["begun"]``): returns the region that does the whole operation instead, or raises."""
 
 
 class AwaitableRegion(Protocol):

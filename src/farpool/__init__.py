@@ -30,6 +30,7 @@ from farpool.protocol.errors import (
     ReadOnly,
     RegionInUse,
     ServerLost,
+    SlabBusy,
     SlabNotFound,
     StaleSlab,
     TransportUnavailable,
@@ -39,6 +40,8 @@ from farpool.protocol.errors import (
 
 if TYPE_CHECKING:
     from farpool import aio
+    from farpool.client.draft import Draft
+    from farpool.client.encryption import Tls
     from farpool.client.pool import Pool, connect
     from farpool.client.slab import Slab
     from farpool.server.embedded import serve_embedded
@@ -49,6 +52,7 @@ __all__ = [
     "AuthenticationFailed",
     "CorruptData",
     "DeadlineExceeded",
+    "Draft",
     "FarpoolError",
     "ForkedSession",
     "InvalidArgument",
@@ -64,8 +68,10 @@ __all__ = [
     "RegionInUse",
     "ServerLost",
     "Slab",
+    "SlabBusy",
     "SlabNotFound",
     "StaleSlab",
+    "Tls",
     "TransportUnavailable",
     "UnsuitableBuffer",
     "WrongAtomicDomain",
@@ -76,8 +82,10 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Draft": "farpool.client.draft",
     "Pool": "farpool.client.pool",
     "Slab": "farpool.client.slab",
+    "Tls": "farpool.client.encryption",
     "aio": "farpool.aio",
     "connect": "farpool.client.pool",
     "serve_embedded": "farpool.server.embedded",

@@ -7,6 +7,6 @@
         await slab.write(b"hello")
 """
 
-from farpool.client.aio import Connecting, Pool, Slab, connect
+from farpool.client.aio import Connecting, Draft, Pool, Slab, connect
 
-__all__ = ["Connecting", "Pool", "Slab", "connect"]
+__all__ = ["Connecting", "Draft", "Pool", "Slab", "connect"]

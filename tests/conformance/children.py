@@ -5,6 +5,7 @@ Each connects for itself, prints ``ready`` or ``done`` and what its test wants t
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -25,6 +26,14 @@ def count(pool: farpool.Pool, name: str, rounds: str) -> None:
         while (now := slab.compare_swap(16, seen, seen + 1)) != seen:
             seen = now
         slab.fetch_add(24, -1)
+
+
+def reserve_and_wait(pool: farpool.Pool, name: str) -> None:
+    """Write half of a draft, and wait to be killed."""
+    draft = pool.open(name).reserve()
+    draft.write(b"half")
+    print("ready", flush=True)
+    sys.stdin.read()
 
 
 def interrupt_reads(pool: farpool.Pool, rounds: str) -> None:
@@ -128,9 +137,43 @@ def _forked(pool: farpool.Pool, slab: farpool.Slab, url: str) -> int:
         return 0 if mine.read(6) == b"parent" else 1
 
 
+def hold_the_interpreter(pool: farpool.Pool, seconds: str) -> None:
+    """Let no other thread of Python run for a while, as foreign code may, and go on with the session."""
+    slab, session = pool.allocate(4096), pool.session_id
+    slab.write(b"kept")
+    print("ready", flush=True)
+    ctypes.PyDLL(None).usleep(int(float(seconds) * 1e6))
+    assert slab.read(4) == b"kept"
+    assert pool.stat().sessions >= 1
+    print("kept" if pool.session_id == session else "ended", flush=True)
+
+
+def overwrite(pool: farpool.Pool) -> None:
+    """Write to a slab without end, be stopped meanwhile, and find out that it has gone."""
+    slab = pool.allocate(4 * MIB)
+    block = b"\xee" * slab.nbytes
+    print("ready", slab.id, flush=True)
+    while True:
+        try:
+            slab.write(block)
+            slab.writev([(0, block[:64]), (slab.nbytes - 64, block[:64])])
+            slab.store(8, 0xEEEE)
+            slab.fetch_add(16, 1)
+        except farpool.ServerLost:
+            continue  # a write in flight: whether it took effect is unknown
+        except farpool.StaleSlab:
+            break
+    again = pool.allocate(4096)
+    again.write(b"again")
+    print("stale", again.read(5).decode(), flush=True)
+
+
 def main(task: str, url: str, transport: str, *arguments: str) -> None:
     tasks: dict[str, Callable[..., None]] = {
-        function.__name__: function for function in (count, fork, interrupt_reads, interrupt_waiting)
+        function.__name__: function
+        for function in (
+            *(count, fork, hold_the_interpreter, interrupt_reads, interrupt_waiting, overwrite, reserve_and_wait),
+        )
     }
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     with farpool.connect(url, transport=transport, timeout=30) as pool:

@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
+from tests.certificates import authority
 from tests.conformance.driving import AnyPool, AnySlab, AwaitedPool
 from tests.conformance.variants import OURS, Serving, Variant, variant_of
 
@@ -66,6 +67,9 @@ def variant(request: pytest.FixtureRequest) -> Iterator[Variant]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in chosen.environment.items():
             patch.setenv(name, value)
+        if chosen.encrypted:
+            patch.setenv("FARPOOL_TLS_CA", str(authority().ca))
+            patch.setattr(EmbeddedServer, "url", EmbeddedServer.tcp_url)
         for name in ("url", "tcp_url") if chosen.options else ():
             patch.setattr(EmbeddedServer, name, with_query(getattr(EmbeddedServer, name), urlencode(chosen.options)))
         yield chosen
@@ -109,16 +113,16 @@ def own_server(variant: Variant) -> Iterator[EmbeddedServer]:
 
 @pytest.fixture
 def connect(api: str, transport: str) -> Iterator[Connect]:
-    """Call with a URL (and ``timeout=``) for one more session over the transport and the API under test."""
+    """Call with a URL (``timeout=``, ``tenant=``) for one more session over the transport and the API under test."""
     with ExitStack() as undo:
 
-        def connect(url: str, *, timeout: float = 30.0) -> AnyPool:
+        def connect(url: str, *, timeout: float = 30.0, tenant: str | None = None) -> AnyPool:
             pool: farpool.Pool | AwaitedPool
             if api == "sync":
-                pool = farpool.connect(url, transport=transport, timeout=timeout)
+                pool = farpool.connect(url, transport=transport, timeout=timeout, tenant=tenant)
                 undo.callback(pool.close)
             else:
-                pool = AwaitedPool(url, transport, timeout)
+                pool = AwaitedPool(url, transport, timeout, tenant)
                 undo.callback(pool.end)
             return pool
 

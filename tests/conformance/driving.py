@@ -7,10 +7,11 @@ their awaitable twins, by running the event loop until each call is done.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import farpool.aio
+from farpool.protocol.grant_messages import GrantInfo
 from farpool.protocol.messages import ServerStat, SlabInfo
 from farpool.protocol.units import Lease
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
     from typing_extensions import Buffer
 
-__all__ = ["AnyPool", "AnySlab", "AwaitedPool", "AwaitedSlab"]
+__all__ = ["AnyDraft", "AnyPool", "AnySlab", "AwaitedDraft", "AwaitedPool", "AwaitedSlab"]
 
 T = TypeVar("T")
 
@@ -49,11 +50,35 @@ class AnySlab(Protocol):
     def store(self, offset: int, value: int, timeout: float | None = None) -> None: ...
     def fetch_add(self, offset: int, value: int, timeout: float | None = None) -> int: ...
     def compare_swap(self, offset: int, expected: int, new: int, timeout: float | None = None) -> int: ...
+    def wait(self, offset: int, expected: int, timeout: float | None = None) -> int: ...
+    def notify(self, offset: int, timeout: float | None = None) -> None: ...
+    def grant(
+        self, tenant: str, *, mode: str = "r", expires: float | None = None, timeout: float | None = None
+    ) -> None: ...
+    def revoke(self, tenant: str, *, timeout: float | None = None) -> None: ...
+    def grants(self, *, timeout: float | None = None) -> Sequence[GrantInfo]: ...
     def flush(self, offset: int = 0, nbytes: int | None = None) -> None: ...
     def invalidate(self, offset: int = 0, nbytes: int | None = None) -> None: ...
     def view(self, offset: int = 0, nbytes: int | None = None) -> memoryview: ...
     def array(self, dtype: DTypeLike, shape: int | tuple[int, ...], offset: int = 0) -> NDArray[Any]: ...
     def free(self, *, timeout: float | None = None) -> None: ...
+    def close(self) -> None: ...
+    def reserve(self, *, copy: bool = False, checksum: bool = True, timeout: float | None = None) -> AnyDraft: ...
+    @property
+    def info(self) -> SlabInfo: ...
+    @property
+    def exclusive(self) -> bool: ...
+
+
+class AnyDraft(Protocol):
+    """What every draft can do beside what its region can."""
+
+    def read(self, nbytes: int, offset: int = 0, timeout: float | None = None) -> bytes: ...
+    def write(self, buffer: Buffer, offset: int = 0, timeout: float | None = None) -> int: ...
+    def writev(self, parts: Iterable[tuple[int, Buffer]], timeout: float | None = None) -> int: ...
+    def store(self, offset: int, value: int, timeout: float | None = None) -> None: ...
+    def view(self, offset: int = 0, nbytes: int | None = None) -> memoryview: ...
+    def commit(self, *, timeout: float | None = None) -> None: ...
     def close(self) -> None: ...
 
 
@@ -71,19 +96,29 @@ class AnyPool(Protocol):
     def allocate(
         self, nbytes: int | str, *, name: str | None = None, lease: Lease = "session", timeout: float | None = None
     ) -> AnySlab: ...
-    def open(self, slab: str | int, *, mode: str = "rw", timeout: float | None = None) -> AnySlab: ...
+    def open(
+        self,
+        slab: str | int,
+        *,
+        mode: str = "rw",
+        exclusive: bool = False,
+        tenant: str | None = None,
+        timeout: float | None = None,
+    ) -> AnySlab: ...
     def stat(self, *, timeout: float | None = None) -> ServerStat: ...
     def slabs(self, *, timeout: float | None = None) -> list[SlabInfo]: ...
+    def commit(self, drafts: Iterable[Any], *, timeout: float | None = None) -> None: ...
     def close(self) -> None: ...
 
 
 class AwaitedPool:
     """A :class:`farpool.aio.Pool` whose calls are awaited at once."""
 
-    def __init__(self, url: str, transport: str, timeout: float) -> None:
+    def __init__(self, url: str, transport: str, timeout: float, tenant: str | None = None) -> None:
         self._runner = asyncio.Runner()
         try:
-            self._pool = self.wait(lambda: farpool.aio.connect(url, transport=transport, timeout=timeout))
+            connecting = farpool.aio.connect(url, transport=transport, timeout=timeout, tenant=tenant)
+            self._pool = self.wait(lambda: connecting)
         except BaseException:
             self._runner.close()
             raise
@@ -116,8 +151,21 @@ class AwaitedPool:
         pool = self._pool
         return AwaitedSlab(self, self.wait(lambda: pool.allocate(nbytes, name=name, lease=lease, timeout=timeout)))
 
-    def open(self, slab: str | int, *, mode: str = "rw", timeout: float | None = None) -> AwaitedSlab:
-        return AwaitedSlab(self, self.wait(lambda: self._pool.open(slab, mode=mode, timeout=timeout)))
+    def open(
+        self,
+        slab: str | int,
+        *,
+        mode: str = "rw",
+        exclusive: bool = False,
+        tenant: str | None = None,
+        timeout: float | None = None,
+    ) -> AwaitedSlab:
+        options: dict[str, Any] = {"mode": mode, "exclusive": exclusive, "tenant": tenant, "timeout": timeout}
+        return AwaitedSlab(self, self.wait(lambda: self._pool.open(slab, **options)))
+
+    def commit(self, drafts: Iterable[AnyDraft], *, timeout: float | None = None) -> None:
+        awaited = [draft.draft for draft in drafts if isinstance(draft, AwaitedDraft)]
+        self.wait(lambda: self._pool.commit(awaited, timeout=timeout))
 
     def stat(self, *, timeout: float | None = None) -> ServerStat:
         return self.wait(lambda: self._pool.stat(timeout=timeout))
@@ -138,6 +186,7 @@ class AwaitedSlab:
     """A :class:`farpool.aio.Slab` whose calls are awaited at once."""
 
     def __init__(self, pool: AwaitedPool, slab: farpool.aio.Slab) -> None:
+        self._pool = pool
         self._wait = pool.wait
         self._slab = slab
         self.flush = slab.flush
@@ -197,6 +246,23 @@ class AwaitedSlab:
     def fetch_add(self, offset: int, value: int, timeout: float | None = None) -> int:
         return self._wait(lambda: self._slab.fetch_add(offset, value, timeout))
 
+    def wait(self, offset: int, expected: int, timeout: float | None = None) -> int:
+        return self._wait(lambda: self._slab.wait(offset, expected, timeout))
+
+    def grant(
+        self, tenant: str, *, mode: str = "r", expires: float | None = None, timeout: float | None = None
+    ) -> None:
+        self._wait(lambda: self._slab.grant(tenant, mode=mode, expires=expires, timeout=timeout))
+
+    def revoke(self, tenant: str, *, timeout: float | None = None) -> None:
+        self._wait(lambda: self._slab.revoke(tenant, timeout=timeout))
+
+    def grants(self, *, timeout: float | None = None) -> Sequence[GrantInfo]:
+        return self._wait(lambda: self._slab.grants(timeout=timeout))
+
+    def notify(self, offset: int, timeout: float | None = None) -> None:
+        self._wait(lambda: self._slab.notify(offset, timeout))
+
     def compare_swap(self, offset: int, expected: int, new: int, timeout: float | None = None) -> int:
         return self._wait(lambda: self._slab.compare_swap(offset, expected, new, timeout))
 
@@ -205,3 +271,43 @@ class AwaitedSlab:
 
     def close(self) -> None:
         self._wait(self._slab.close)
+
+    def reserve(self, *, copy: bool = False, checksum: bool = True, timeout: float | None = None) -> AwaitedDraft:
+        slab = self._slab
+        draft = self._wait(lambda: slab.reserve(copy=copy, checksum=checksum, timeout=timeout))
+        return AwaitedDraft(self._pool, draft)
+
+    @property
+    def info(self) -> SlabInfo:
+        return self._slab.info
+
+    @property
+    def exclusive(self) -> bool:
+        return self._slab.exclusive
+
+
+class AwaitedDraft:
+    """A :class:`farpool.aio.Draft` whose calls are awaited at once."""
+
+    def __init__(self, pool: AwaitedPool, draft: farpool.aio.Draft) -> None:
+        self._wait = pool.wait
+        self.draft = draft
+        self.view = draft.view
+
+    def read(self, nbytes: int, offset: int = 0, timeout: float | None = None) -> bytes:
+        return self._wait(lambda: self.draft.read(nbytes, offset, timeout))
+
+    def write(self, buffer: Buffer, offset: int = 0, timeout: float | None = None) -> int:
+        return self._wait(lambda: self.draft.write(buffer, offset, timeout))
+
+    def writev(self, parts: Iterable[tuple[int, Buffer]], timeout: float | None = None) -> int:
+        return self._wait(lambda: self.draft.writev(parts, timeout))
+
+    def store(self, offset: int, value: int, timeout: float | None = None) -> None:
+        self._wait(lambda: self.draft.store(offset, value, timeout))
+
+    def commit(self, *, timeout: float | None = None) -> None:
+        self._wait(lambda: self.draft.commit(timeout=timeout))
+
+    def close(self) -> None:
+        self._wait(self.draft.close)

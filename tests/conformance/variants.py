@@ -3,7 +3,8 @@
 ``cxl-device`` serves a device cut into extents: a file that stands for one, or the real one that ``FARPOOL_TEST_DAX``
 names for the servers that tests share, since one server at a time can have it.
 ``cxl-software`` writes cache lines back and drops them, by this processor's instructions. ``cxl-simulated`` puts a
-model of incoherent caches between each region and its memory, so that a flush that is missing shows.
+model of incoherent caches between each region and its memory, so that a flush that is missing shows. ``tls`` is tcp
+with both planes encrypted.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
+
+from tests.certificates import authority
 
 import farpool
 from farpool.cli.main import main
@@ -35,6 +39,8 @@ class Variant:
     name: str
     transport: str
     device: bool = False
+    encrypted: bool = False
+    """Reached by the server's port with TLS, and not by its Unix socket."""
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     options: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -43,10 +49,12 @@ class Variant:
     @property
     def plain(self) -> bool:
         """Tell whether one server can serve it beside the other plain ones."""
-        return not self.device and not self.settings
+        return not self.device and not self.settings and not self.encrypted
 
     def serving(self, undo: ExitStack, device: str | None = None) -> dict[str, Any]:
         """Return the settings of a server, on *device* or a file that stands for one."""
+        if self.encrypted:
+            return {"tls": authority().server().settings, **self.settings}
         if not self.device:
             return dict(self.settings)
         folder = tempfile.mkdtemp(prefix="farpool-device-", dir="/dev/shm")
@@ -65,10 +73,12 @@ VARIANTS = {
     for variant in (
         Variant("cxl-device", "cxl", device=True),
         Variant("cxl-software", "cxl", settings={"coherence": "software"}),
+        Variant("tls", "tcp", encrypted=True),
         Variant("cxl-simulated", "cxl", environment={"FARPOOL_CXL_COHERENCE": "simulated"}),
     )
 }
-OURS = ("cxl", *VARIANTS, "tcp", "stream")
+BUILT = tuple(name for name, each in VARIANTS.items() if not each.encrypted or find_spec("farpool.native.tls"))
+OURS = ("cxl", *BUILT, "tcp", "stream")
 
 
 def variant_of(name: str) -> Variant:

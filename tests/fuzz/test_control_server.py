@@ -26,13 +26,24 @@ from tests.fuzz.conftest import (
 
 import farpool
 from farpool.protocol.framing import MAX_REQUEST_BYTES, encode_frame
-from farpool.protocol.messages import ERROR, EVENT, OPERATIONS, REPLY, Goodbye, Hello, ResumeKey, Stat, encode_request
+from farpool.protocol.messages import (
+    ERROR,
+    EVENT,
+    OPERATIONS,
+    REPLY,
+    DraftEnd,
+    Goodbye,
+    Hello,
+    ResumeKey,
+    Stat,
+    encode_request,
+)
 
 HELLO = hello_frame()
 STAT = encode_request(2, Stat())
 OVER = st.sampled_from(["tcp", "unix"])
 
-EXAMPLES: dict[object, Any] = {int: 1, float: 1.0, str: "tcp", bytes: b"", dict[str, Any]: {}}
+EXAMPLES: dict[object, Any] = {int: 1, float: 1.0, str: "tcp", bytes: b"", dict[str, Any]: {}, list[DraftEnd]: []}
 """A value of each type that a field may have."""
 
 ODD_VALUES: list[Any] = [
@@ -83,9 +94,10 @@ def test_a_wrong_field_is_one_error_reply(target: Target, operation: str) -> Non
     for field in OPERATIONS[operation].__struct_fields__:
         for value in ODD_VALUES:
             frames.append(request(100 + len(frames), operation, {**valid_fields(operation), field: value}))
-    *answers, last = target.talk(HELLO, *frames, STAT)[1:]
-    assert [answer[1] for answer in answers] == list(range(100, 100 + len(frames)))
-    assert last[:2] == [REPLY, 2], "the connection did not go on"
+    answers = target.talk(HELLO, *frames, STAT)[1:]
+    # What takes long is answered when it is done.
+    assert sorted(answer[1] for answer in answers) == [2, *range(100, 100 + len(frames))]
+    assert [REPLY, 2] in [answer[:2] for answer in answers], "the connection did not go on"
     errors = [answer for answer in answers if answer[0] == ERROR]
     assert all(kind in farpool.FarpoolError.kinds for _, _, kind, *_ in errors), errors
     target.check()
@@ -138,7 +150,7 @@ def test_what_is_refused_is_logged_once_with_its_peer(target: Target, case: str,
     target.check()
 
 
-@pytest.mark.parametrize("operation", sorted(set(OPERATIONS) - {"hello"}))
+@pytest.mark.parametrize("operation", sorted(set(OPERATIONS) - {"hello", "challenge"}))
 def test_a_request_before_hello_is_refused(target: Target, operation: str) -> None:
     since = len(target.server.log())
     with target.connect() as connection:

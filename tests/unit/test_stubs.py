@@ -14,6 +14,7 @@ import pytest
 
 NATIVE = Path(__file__).resolve().parents[2] / "cython"
 UNBUILT = pytest.mark.skip(reason="built only where libibverbs-dev is: apt-get install libibverbs-dev, then make build")
+WITHOUT_TLS = pytest.mark.skip(reason="built only where libssl-dev is: apt-get install libssl-dev, then make build")
 
 
 def needs_verbs(source: Path) -> bool:
@@ -24,10 +25,13 @@ def is_built(source: Path) -> bool:
     return importlib.util.find_spec(f"farpool.native.{source.stem}") is not None
 
 
-MODULES = [
-    pytest.param(source.stem, marks=[UNBUILT] if needs_verbs(source) and not is_built(source) else [])
-    for source in sorted(NATIVE.glob("*.pyx"))
-]
+def marks_of(source: Path) -> list[pytest.MarkDecorator]:
+    if is_built(source):
+        return []
+    return [WITHOUT_TLS] if source.stem.startswith("tls") else [UNBUILT] if needs_verbs(source) else []
+
+
+MODULES = [pytest.param(source.stem, marks=marks_of(source)) for source in sorted(NATIVE.glob("*.pyx"))]
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Parameter = tuple[str, bool, bool]
 """Name, whether it is keyword-only, whether it has a default."""

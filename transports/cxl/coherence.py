@@ -45,4 +45,5 @@ def make_region(ticket: Ticket, mapping: MemoryMapping, generations: MemoryMappi
         None,
         coherence,
         model,
+        int(ticket.params.get("watched", 0)),
     )

@@ -191,6 +191,7 @@ class CxlServer:
             "secret": session.secret,
             "slot": slab.slot,
             "generations_nbytes": self._context.generations_nbytes,
+            "watched": self._context.watched_offset,
         }
 
     def withdraw(self, slab: ServedSlab, session_id: int) -> None:

@@ -16,7 +16,7 @@ def _server() -> ServerTransport:
 def _client(context: ClientContext) -> ClientTransport:
     from farpool.transports.tcp.client import TcpClient  # noqa: PLC0415  naming a transport loads nothing of it
 
-    return TcpClient()
+    return TcpClient(context.tls)
 
 
 TRANSPORT = Transport(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import select
 import socket
 import time
 from collections.abc import Callable, Iterable
@@ -15,11 +16,20 @@ from farpool.native.tcp_peer import TcpPeer
 from farpool.native.tcp_pipeline import TcpPipeline
 from farpool.native.tcp_region import TcpRegion
 from farpool.native.tcp_wire import ANSWER_BYTES, MAX_PARTS, unpack_answer
-from farpool.protocol.errors import AuthenticationFailed, DeadlineExceeded, ServerLost, StaleSlab, out_of_descriptors
+from farpool.protocol.errors import (
+    AuthenticationFailed,
+    DeadlineExceeded,
+    FarpoolError,
+    ServerLost,
+    StaleSlab,
+    out_of_descriptors,
+)
 from farpool.transports.renewing import renew
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+    from farpool.native.tls import TlsConnection
 
 __all__ = ["AwaitableConnection", "AwaitableTcpRegion"]
 
@@ -52,10 +62,12 @@ class AwaitableConnection:
                     return pipeline
                 self.close()
                 version = self._peer.version
-                opened = await _connect(self._loop, host, port, self._peer.hello)
-                self._pipeline = TcpPipeline(opened.detach(), self._loop)
+                opened, encryption = await _connect(self._loop, self._peer)
+                self._pipeline = TcpPipeline(opened.detach(), self._loop, encryption)
                 self._version = version
                 return self._pipeline
+        except FarpoolError:
+            raise
         except TimeoutError:
             raise DeadlineExceeded(f"the data port {host}:{port} did not answer in time; raise timeout=") from None
         except OSError as error:
@@ -100,23 +112,69 @@ async def _reach(loop: asyncio.AbstractEventLoop, host: str, port: int) -> socke
     raise last or OSError(f"{host} has no address")
 
 
-async def _connect(loop: asyncio.AbstractEventLoop, host: str, port: int, hello: bytes) -> socket.socket:
+async def _connect(loop: asyncio.AbstractEventLoop, peer: TcpPeer) -> tuple[socket.socket, TlsConnection | None]:
+    """Return a connection that has said hello, and its encryption if it has any."""
+    host, port = peer.address
     opened = await _reach(loop, host, port)
     try:
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        await loop.sock_sendall(opened, hello)
-        answer = b""
-        while len(answer) < ANSWER_BYTES:
-            more = await loop.sock_recv(opened, ANSWER_BYTES - len(answer))
-            if not more:
-                raise ConnectionResetError("the server closed it after the hello")
-            answer += more
+        if peer.tls is None:
+            encryption = None
+            answer = await _say_hello(loop, opened, peer.hello)
+        else:
+            encryption = peer.tls.begin(opened.fileno(), f"the data port {host}:{port}")
+            answer = await _say_hello_by_tls(loop, opened, encryption, peer.hello)
         if unpack_answer(answer)["status"]:
             raise AuthenticationFailed(f"the data port {host}:{port} does not know this session (any more)")
     except BaseException:
         opened.close()
         raise
-    return opened
+    return opened, encryption
+
+
+async def _say_hello(loop: asyncio.AbstractEventLoop, opened: socket.socket, hello: bytes) -> bytes:
+    await loop.sock_sendall(opened, hello)
+    answer = b""
+    while len(answer) < ANSWER_BYTES:
+        more = await loop.sock_recv(opened, ANSWER_BYTES - len(answer))
+        if not more:
+            raise ConnectionResetError("the server closed it after the hello")
+        answer += more
+    return answer
+
+
+async def _say_hello_by_tls(
+    loop: asyncio.AbstractEventLoop, opened: socket.socket, encryption: TlsConnection, hello: bytes
+) -> bytes:
+    while wanted := encryption.greet():
+        await _ready(loop, opened, writing=bool(wanted & select.POLLOUT))
+    while hello:
+        try:
+            hello = hello[encryption.send(hello) :]
+        except BlockingIOError:
+            await _ready(loop, opened, writing=True)
+    answer = b""
+    while len(answer) < ANSWER_BYTES:
+        try:
+            more = encryption.receive(ANSWER_BYTES - len(answer))
+        except BlockingIOError:
+            await _ready(loop, opened, writing=False)
+            continue
+        if not more:
+            raise ConnectionResetError("the server closed it after the hello")
+        answer += more
+    return answer
+
+
+async def _ready(loop: asyncio.AbstractEventLoop, opened: socket.socket, *, writing: bool) -> None:
+    """Wait until the socket can be read from, or written to."""
+    ready = asyncio.Event()
+    add, remove = (loop.add_writer, loop.remove_writer) if writing else (loop.add_reader, loop.remove_reader)
+    add(opened.fileno(), ready.set)
+    try:
+        await ready.wait()
+    finally:
+        remove(opened.fileno())
 
 
 def _batch(region: TcpRegion, parts: list[tuple[int, Buffer]], *, writes: bool) -> Submit:
@@ -149,8 +207,9 @@ class AwaitableTcpRegion:
                     pipeline = await self._connection.open(deadline)
                 future = submit(pipeline, deadline)
                 return await future
-            except AuthenticationFailed:
-                pass
+            except AuthenticationFailed as error:
+                if error.details.get("certificate"):
+                    raise  # the next attempt would find the same one
             except ServerLost as error:
                 if future is not None and error.details.get("begun") and not again:
                     raise

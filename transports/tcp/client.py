@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from farpool.native.tcp_peer import TcpPeer
@@ -15,21 +15,34 @@ from farpool.protocol.messages import Offer
 from farpool.transports.contract import AwaitableRegion, Probe, Region, Ticket
 from farpool.transports.tcp.awaitable import AwaitableConnection, AwaitableTcpRegion
 
+if TYPE_CHECKING:
+    from farpool.native.tls import TlsClient
+
 __all__ = ["TcpClient"]
 
 PROBE_SECONDS = 2.0
 
 
 class TcpClient:
-    """One for a session. Thread-safe: the peer hands each operation a connection of its own."""
+    """One for a session. Thread-safe: the peer hands each operation a connection of its own.
 
-    def __init__(self) -> None:
-        self._peer = TcpPeer()
+    With *tls* they are encrypted, and the server's certificate is checked, as the control connection's is.
+    """
+
+    def __init__(self, tls: TlsClient | None = None) -> None:
+        self._tls = tls
+        self._peer = TcpPeer(tls=tls)
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, AwaitableConnection] = WeakKeyDictionary()
 
     def probe(self, offer: Offer, seconds: float) -> Probe:
         """Open a connection to the data port and close it again."""
         host, port = offer.params.get("host"), offer.params.get("port")
+        if self._tls is not None and not offer.params.get("tls"):
+            return Probe(
+                usable=False,
+                reason="the control connection is encrypted, and the server's data plane is not; give the server a "
+                "certificate of its own: [tls] in farpool.toml",
+            )
         try:
             socket.create_connection((host, port), timeout=min(seconds, PROBE_SECONDS)).close()
         except (OSError, TypeError, OverflowError) as error:

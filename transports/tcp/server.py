@@ -21,6 +21,12 @@ BACKLOG = 1024
 DEFAULT_LISTEN = "127.0.0.1:0"
 DEFAULT_THREADS = 2
 
+PLAIN_REASONS = {
+    "in clear": "its session is encrypted, and this connection is not",
+    "silent": "the client said no hello in time",
+}
+"""What events mean whose number says nothing."""
+
 
 class TcpServer:
     """Serves slabs over data connections. One attachment of the native table for each (slab, session, mode)."""
@@ -32,6 +38,7 @@ class TcpServer:
         self._context: ServerContext | None = None
         self._address: dict[str, Any] = {}
         self._slots: dict[int, int] = {}
+        self._shares: dict[str, int] = {}
         self._handles: dict[int, dict[tuple[int, Mode], int]] = {}
 
     async def start(self, context: ServerContext) -> None:
@@ -42,19 +49,26 @@ class TcpServer:
             listener.fileno(),
             threads=int(context.settings.get("threads", DEFAULT_THREADS)),
             max_connections=int(context.settings.get("max_connections", 4096)),
+            encryptor=context.encryptor,
         )
         reactor.start()
         context.loop.add_reader(reactor.fileno(), self._report_events)
+        context.loop.add_reader(reactor.changes(), self._report_changes)
         self._context, self._listener, self._reactor = context, listener, reactor
         host, port = listener.getsockname()[:2]
         # An empty host stands for the one that the client reached the control plane at.
-        self._address = {"host": "" if host in ("0.0.0.0", "::") else host, "port": port}  # noqa: S104  a comparison
+        self._address = {
+            "host": "" if host in ("0.0.0.0", "::") else host,  # noqa: S104  a comparison
+            "port": port,
+            "tls": context.encryptor is not None,
+        }
 
     async def stop(self) -> None:
         """Close every data connection and the listening socket."""
         reactor, self._reactor = self._reactor, None
         if reactor is not None and self._context is not None:
             self._context.loop.remove_reader(reactor.fileno())
+            self._context.loop.remove_reader(reactor.changes())
             reactor.stop()
         if self._listener is not None:
             self._listener.close()
@@ -63,6 +77,16 @@ class TcpServer:
         if self._reactor is not None and self._context is not None:
             for kind, peer, number in self._reactor.events():
                 self._context.report(kind, {"peer": peer, "reason": _explain(kind, number)})
+
+    def _report_changes(self) -> None:
+        if self._reactor is not None and self._context is not None:
+            self._reactor.clear_changes()
+            self._context.changed()
+
+    def watch(self, slab: ServedSlab, mark: int) -> None:
+        """Let stores to the slab wake those who wait for a word of it."""
+        for handle in self._handles.get(slab.id, {}).values():
+            self._table.watch(handle, mark)
 
     def offer(self) -> Mapping[str, Any]:
         """Return the data port."""
@@ -77,7 +101,8 @@ class TcpServer:
         assert self._reactor is not None
         slot = self._slots.get(session.id)
         if slot is None:
-            slot = self._slots[session.id] = self._reactor.admit(session.id, session.secret)
+            share = self._shares.setdefault(session.tenant, len(self._shares) + 1)
+            slot = self._slots[session.id] = self._reactor.admit(session.id, session.secret, session.encrypted, share)
         handles = self._handles.setdefault(slab.id, {})
         handle = handles.get((session.id, mode))
         if handle is None:
@@ -129,14 +154,20 @@ def _explain(kind: str, number: int) -> str:
             return f"the client speaks version {number} of the data protocol, this server {VERSION}"
         case "refused":
             return "the session and secret of its hello are not of a session that is open"
-        case "silent":
-            return "the client said no hello in time"
+        case "no TLS":
+            return f"the TLS handshake failed: {_reason_of_tls(number)}"
         case "connection limit":
             return f"{number} data connections are open, which is the limit"
         case "out of file descriptors":
             return f"none is left with {number} data connections open; raise RLIMIT_NOFILE"
         case _:
-            return f"number {number}"
+            return PLAIN_REASONS.get(kind, f"number {number}")
+
+
+def _reason_of_tls(number: int) -> str:
+    from farpool.native.tls import reason_of_failure  # noqa: PLC0415  there is one only where TLS was built
+
+    return reason_of_failure(number)
 
 
 def _likely_client(began: bytes) -> str:

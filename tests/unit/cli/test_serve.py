@@ -76,6 +76,26 @@ def test_an_unknown_key_is_named_with_the_known_ones(options: list[str], tmp_pat
     assert "capacity" in line
 
 
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0"])
+def test_other_hosts_are_let_in_by_authentication_or_by_word_alone(options: list[str], address: str) -> None:
+    line = refused(*options, "--listen", address)
+    assert address in line
+    assert 'authentication = "required"' in line
+    assert "--insecure" in line
+    for allowed in (["--insecure"], ["--authentication", "required"]):
+        command = [*FARPOOL, "serve", *options, "--listen", address, *allowed]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("farpool ready: unix:///")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+
+
+def test_an_audit_log_that_cannot_be_opened(options: list[str], tmp_path: Path) -> None:
+    for path in (tmp_path / "missing" / "audit.jsonl", tmp_path):
+        assert "audit_log" in refused(*options, "--audit-log", str(path))
+
+
 @pytest.mark.parametrize("wrong", [["--transports", "pigeon"], ["--arena", "/proc"], ["--arena", "/dev/null"]])
 def test_what_a_start_finds_out(options: list[str], wrong: list[str]) -> None:
     refused(*options, *wrong)
@@ -90,6 +110,7 @@ def test_what_a_start_finds_out(options: list[str], wrong: list[str]) -> None:
         ["--data-listen", "127.0.0.1:99999"],
         ["--transports", ","],
         ["--log-level", "shout"],
+        ["--authentication", "perhaps"],
         ["--session-timeout", "0"],
         ["--config", "/nonexistent/farpool.toml"],
         ["--unix", "/" + "x" * 200],

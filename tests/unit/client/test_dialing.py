@@ -12,7 +12,7 @@ import pytest
 
 from farpool.client.dialing import dial, find_address
 from farpool.protocol.addresses import Address
-from farpool.protocol.errors import DeadlineExceeded, InvalidArgument, TransportUnavailable
+from farpool.protocol.errors import DeadlineExceeded, InvalidArgument
 
 
 def test_url_comes_first() -> None:
@@ -35,9 +35,8 @@ def test_default_socket_if_there_is_one(socket_path: Path) -> None:
         assert find_address(None, environment) == Address(path=str(path))
 
 
-def test_tls_comes_later() -> None:
-    with pytest.raises(TransportUnavailable, match="TLS"):
-        find_address("farpools://host:7700")
+def test_tls() -> None:
+    assert find_address("farpools://host:7700") == Address(host="host", port=7700, tls=True)
 
 
 @pytest.mark.parametrize("url", ["host:7700", "http://host", "unix://relative", "farpool://host:99999", ""])

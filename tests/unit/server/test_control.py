@@ -107,6 +107,15 @@ def test_a_hello_that_cannot_be_is_refused_with_a_reason(
     assert client.wait_for_end() == []
 
 
+def test_a_flood_of_strangers_shuts_nobody_out_who_says_hello(server: EmbeddedServer, connect: Connect) -> None:
+    first = connect(server.tcp_url, hello=False)
+    for _ in range(300):
+        connect(server.tcp_url, hello=False)
+    assert first.wait_for_end() == []
+    for url in (server.tcp_url, server.url):
+        assert connect(url).ask(Stat(), ServerStat).state == "serving"
+
+
 def test_a_truncated_frame_ends_with_its_connection(server: EmbeddedServer, connect: Connect) -> None:
     client = connect(server.tcp_url)
     host, port = client.socket.getsockname()

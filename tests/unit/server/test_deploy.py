@@ -27,6 +27,12 @@ def test_the_configuration_is_one_of_this_server() -> None:
     assert Path(settings.arena).parent == Path("/dev/shm")
 
 
+@pytest.mark.parametrize("path", sorted(DEPLOY.glob("examples/*.toml")), ids=lambda path: path.stem)
+def test_the_examples_are_configurations_that_may_listen(path: Path) -> None:
+    settings = load_settings(path, environment=False)
+    assert settings.authentication == "required" or settings.listen.startswith("127.")
+
+
 def test_the_service_may_write_where_its_configuration_points(unit: dict[str, str]) -> None:
     settings = load_settings(DEPLOY / "farpool.toml", environment=False)
     assert Path(settings.unix).parent == Path("/run", unit["RuntimeDirectory"])

@@ -33,11 +33,23 @@ def opened(memory_folder: Path) -> Iterator[Opener]:
 def test_the_file_is_sparse_and_has_every_slot(opened: Opener, memory_folder: Path) -> None:
     file = opened()
     status = (memory_folder / "generations").stat()
-    assert status.st_size == file.nbytes == SLOTS * 8
+    assert status.st_size == file.nbytes == 2 * SLOTS * 8  # words, and marks behind them
     assert status.st_blocks == 0
     file.restore({})
     file.take_slot()
     assert 0 < (memory_folder / "generations").stat().st_blocks * 512 < 1 << 20
+
+
+def test_marks_are_apart_from_words_and_gone_after_a_start(opened: Opener) -> None:
+    file = opened()
+    file.restore({})
+    slot = file.take_slot()
+    file.store(slot, 5)
+    file.watch(slot, 9)
+    assert file.load(slot) == 5
+    assert file.load(slot + SLOTS) == 9
+    file.restore({slot: 5})
+    assert (file.load(slot), file.load(slot + SLOTS)) == (5, 0)
 
 
 def test_slots_are_taken_once_and_lowest_first(opened: Opener) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from farpool.server.listeners import UnixListener, bind_tcp
+from farpool.server.listeners import UnixListener, bind_tcp, refuse_exposure
 from farpool.server.settings import ConfigurationError
 
 
@@ -125,3 +125,18 @@ def test_a_port_is_bound_and_named() -> None:
 def test_an_address_that_is_not_ours_is_refused(listen: str) -> None:
     with pytest.raises(ConfigurationError, match=f"cannot listen on {listen}: .*"):
         bind_tcp(listen)
+
+
+@pytest.mark.parametrize(
+    "listen", ["127.0.0.1:7700", "127.8.9.1:0", "[::1]:7700", "localhost:7700", "no.such.host.invalid:1"]
+)
+def test_addresses_that_no_other_host_reaches_need_no_authentication(listen: str) -> None:
+    refuse_exposure(listen)
+
+
+@pytest.mark.parametrize(
+    "listen", ["0.0.0.0:7700", "[::]:0", "192.0.2.1:7700", "[fe80::1%lo]:1", "[::ffff:127.0.0.1]:1"]
+)
+def test_addresses_that_others_may_reach_do(listen: str) -> None:
+    with pytest.raises(ConfigurationError, match="--insecure"):
+        refuse_exposure(listen)

@@ -59,6 +59,7 @@ class World:
         self.clock = clock
         self.watched: list[tuple[Callable[[], float], Callable[[], None]]] = []
         self.ended: list[tuple[int, SessionEvent]] = []
+        self.on_end: Callable[[], None] = lambda: None
         self.times = Times()
         self.table = SessionTable(self.times, clock, self.watch, self.note)
 
@@ -67,6 +68,7 @@ class World:
 
     def note(self, session: Session, event: SessionEvent) -> None:
         self.ended.append((session.id, event))
+        self.on_end()
 
     def pass_time(self, seconds: float) -> None:
         self.clock.now += seconds
@@ -232,3 +234,13 @@ def test_a_dead_process_ends_its_session_and_the_watch_is_closed(world: World) -
     session.watch_process(watch)
     world.table.end(session, SessionEvent.DIED)
     assert not watch.open
+
+
+def test_a_goodbye_is_answered_once_it_is_noted(world: World) -> None:
+    line = Line()
+    session = opened(world, line=line)
+    seen: list[list[bytes]] = []
+    world.on_end = lambda: seen.append(list(line.frames))
+    world.table.end(session, SessionEvent.GOODBYE, b"bye")
+    assert (seen, line.frames) == ([[]], [b"bye"])
+    assert line.closed

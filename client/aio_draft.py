@@ -1,0 +1,154 @@
+"""The awaitable twin of a draft."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Generator, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from farpool.client.attachment import Attachment
+from farpool.client.draft import DraftHandle
+from farpool.client.signatures import Batch, CompareSwap, FetchAdd, Load, Read, Store, Transfer
+from farpool.client.slab import DATA_METHODS
+from farpool.client.tally import Tally
+from farpool.protocol.messages import SlabInfo
+from farpool.transports.contract import AwaitableRegion
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ["Draft", "Reserving"]
+
+
+class Pool(Protocol):
+    """What a draft needs of its pool."""
+
+    def awaitable(self, attachment: Attachment) -> AwaitableRegion:
+        """Return the attachment's region for the running loop."""
+        ...
+
+    async def commit(self, drafts: Iterable[Draft], *, timeout: float | None = None) -> None:
+        """Commit drafts, all or none."""
+        ...
+
+    async def discard(self, draft: Draft) -> None:
+        """End a draft that was not committed."""
+        ...
+
+
+class Draft(DraftHandle):
+    """A draft whose data methods are awaited; see :class:`farpool.Draft`."""
+
+    _label = "farpool.aio.Draft"
+
+    __slots__ = DATA_METHODS
+
+    read_into: Transfer[Coroutine[Any, Any, int]]
+    read: Read[Coroutine[Any, Any, bytes]]
+    write: Transfer[Coroutine[Any, Any, int]]
+    readv: Batch[Coroutine[Any, Any, int]]
+    writev: Batch[Coroutine[Any, Any, int]]
+    load: Load[Coroutine[Any, Any, int]]
+    store: Store[Coroutine[Any, Any, None]]
+    fetch_add: FetchAdd[Coroutine[Any, Any, int]]
+    compare_swap: CompareSwap[Coroutine[Any, Any, int]]
+
+    _pool: Pool
+
+    def __init__(self, pool: Pool, attachment: Attachment, base: SlabInfo, *, checksum: bool) -> None:
+        super().__init__(pool, attachment, base, checksum=checksum)
+        twin = pool.awaitable(attachment)
+        writer = twin if self.tally is None else AwaitableTallied(twin, self.tally)
+        self.read_into = twin.read_into
+        self.read = twin.read
+        self.readv = twin.readv
+        self.load = twin.load
+        self.write = writer.write
+        self.writev = writer.writev
+        self.store = writer.store
+        self.fetch_add = writer.fetch_add
+        self.compare_swap = writer.compare_swap
+
+    async def commit(self, *, timeout: float | None = None) -> None:
+        """Let the draft take the place of the slab's bytes; see :meth:`farpool.Draft.commit`.
+
+        If cancelled, whether it was committed is unknown.
+        """
+        await self._pool.commit([self], timeout=timeout)
+
+    async def close(self) -> None:
+        """Discard the draft unless it was committed. Idempotent; ``RegionInUse`` while views of it live."""
+        await self._pool.discard(self)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class Reserving:
+    """A draft to be: ``await`` gives it, ``async with`` gives it and discards what was not committed."""
+
+    def __init__(self, reserve: Callable[[], Coroutine[Any, Any, Draft]]) -> None:
+        self._reserve = reserve
+        self._draft: Draft | None = None
+
+    def __await__(self) -> Generator[Any, None, Draft]:
+        return self._reserve().__await__()
+
+    async def __aenter__(self) -> Draft:
+        self._draft = await self._reserve()
+        return self._draft
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._draft is not None
+        await self._draft.close()
+
+
+class AwaitableTallied:
+    """A draft's awaitable region with its writes noted; what it does not have is the region's own."""
+
+    def __init__(self, twin: AwaitableRegion, tally: Tally) -> None:
+        self._twin = twin
+        self._tally = tally
+
+    async def write(self, buffer: Buffer, offset: int = 0, timeout: float | None = None) -> int:
+        """Copy *buffer* into the draft and return the bytes written."""
+        with self._tally.noting():
+            written = await self._twin.write(buffer, offset, timeout)
+            self._tally.write(buffer, offset)
+        return written
+
+    async def writev(self, parts: Iterable[tuple[int, Buffer]], timeout: float | None = None) -> int:
+        """Write many buffers in one batch and return the bytes written."""
+        listed = list(parts)
+        with self._tally.noting():
+            written = await self._twin.writev(listed, timeout)
+            for offset, buffer in listed:
+                self._tally.write(buffer, offset)
+        return written
+
+    async def store(self, offset: int, value: int, timeout: float | None = None) -> None:
+        """Set the aligned word at *offset*."""
+        with self._tally.noting():
+            await self._twin.store(offset, value, timeout)
+            self._tally.touch(offset)
+
+    async def fetch_add(self, offset: int, value: int, timeout: float | None = None) -> int:
+        """Add *value* to the aligned word at *offset*; return the old value."""
+        with self._tally.noting():
+            old = await self._twin.fetch_add(offset, value, timeout)
+            self._tally.touch(offset)
+        return old
+
+    async def compare_swap(self, offset: int, expected: int, new: int, timeout: float | None = None) -> int:
+        """Set the aligned word at *offset* to *new* if it is *expected*; return the old value."""
+        with self._tally.noting():
+            old = await self._twin.compare_swap(offset, expected, new, timeout)
+            self._tally.touch(offset)
+        return old

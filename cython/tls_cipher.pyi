@@ -1,0 +1,1 @@
+"""Nothing here for Python: ``tls_cipher.pxd`` declares what ``tls`` cimports."""

@@ -1,0 +1,187 @@
+"""What one tenant's flood costs another: its latencies alone, and while the server is flooded, as JSON Lines.
+
+``python -m farpool.perf.fairness`` starts a server with two tenants. One floods it, by control requests that are
+pipelined without a pause or by reads of 1 MiB over several tcp connections, from processes of their own that give way
+to the other tenant's on the processors (nice 19): what is measured is what the server makes of them. The other does
+one operation after the other. Alone and flooded alternate, in rounds: the flood is stopped and goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Final
+
+import farpool
+from farpool.protocol.addresses import parse_address
+from farpool.protocol.messages import Hello, Listing, encode_request
+
+__all__ = ["measure"]
+
+FLOOD: Final = "flood"
+QUIET: Final = "quiet"
+SHARE: Final = 0.99
+PIPELINED: Final = 256
+"""Requests in one send of the control flood."""
+BULK_NBYTES: Final = 1 << 20
+CONNECTIONS: Final = 4
+"""Readers of one flooding process."""
+SLABS: Final = 16
+"""Slabs of the flood's tenant, which each of its requests lists."""
+
+
+# The flood ------------------------------------------------------------------------------------------------------
+
+
+def flood_control(url: str) -> None:
+    """Send requests as fast as the server reads them, and throw the replies away."""
+    address = parse_address(url)
+    with farpool.connect(url, tenant=FLOOD, transport="tcp") as pool, socket.socket(socket.AF_UNIX) as wire:
+        slabs = pool.allocate_many([4096] * SLABS)
+        wire.connect(address.path)
+        wire.sendall(encode_request(1, Hello(protocol=1, client="flood", tenant=FLOOD)))
+        wire.recv(1 << 16)
+        print("ready", flush=True)
+        replies = threading.Thread(target=_drain, args=(wire,), daemon=True)
+        replies.start()
+        burst = b"".join(encode_request(number, Listing()) for number in range(2, PIPELINED + 2))
+        with contextlib.suppress(OSError):
+            while True:
+                wire.sendall(burst)
+        del slabs
+
+
+def _drain(wire: socket.socket) -> None:
+    target = bytearray(1 << 20)
+    with contextlib.suppress(OSError):
+        while wire.recv_into(target):
+            pass
+
+
+def flood_data(url: str) -> None:
+    """Read a slab without a pause over several connections."""
+    with farpool.connect(url, tenant=FLOOD, transport="tcp", timeout=60) as pool:
+        slab = pool.allocate(BULK_NBYTES)
+        print("ready", flush=True)
+
+        def read() -> None:
+            target = bytearray(BULK_NBYTES)
+            with contextlib.suppress(farpool.FarpoolError):
+                while True:
+                    slab.read_into(target)
+
+        threads = [threading.Thread(target=read, daemon=True) for _ in range(CONNECTIONS)]
+        for thread in threads:
+            thread.start()
+        sys.stdin.read()
+
+
+FLOODS: Final = {"control": flood_control, "tcp": flood_data}
+
+
+@contextlib.contextmanager
+def flooding(kind: str, url: str, processes: int) -> Generator[Callable[[bool], None]]:
+    """Run the flood, stopped; call what this gives with whether it shall go on."""
+    command = [sys.executable, "-m", __spec__.name if __spec__ else __name__, "--flood", kind, url]
+    with contextlib.ExitStack() as undo:
+        running: list[subprocess.Popen[str]] = []
+        for _ in range(processes):
+            pipe = subprocess.PIPE
+            process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)  # noqa: S603  our own program
+            undo.enter_context(process)
+            undo.callback(process.kill)
+            assert process.stdout is not None
+            process.stdout.readline()
+            running.append(process)
+
+        def go_on(on: bool) -> None:
+            for process in running:
+                process.send_signal(signal.SIGCONT if on else signal.SIGSTOP)
+
+        go_on(False)
+        yield go_on
+
+
+# The other tenant -----------------------------------------------------------------------------------------------
+
+
+def measure(seconds: float, rounds: int, processes: int) -> Generator[dict[str, Any]]:
+    """Yield a row for each operation and flood. Times in us; ``ratio`` is of the p99s, flooded by alone."""
+    tenants = {name: {"uids": [os.geteuid()]} for name in (FLOOD, QUIET)}
+    settings: dict[str, Any] = {"tenants": tenants, "session_timeout": 300.0}
+    with (
+        farpool.serve_embedded(capacity="256MiB", transports=["tcp"], **settings) as server,
+        farpool.connect(server.url, tenant=QUIET, transport="tcp", timeout=60) as pool,
+    ):
+        slab, target = pool.allocate("1MiB"), bytearray(4096)
+        operations: dict[str, Callable[[], object]] = {
+            "allocate+free": lambda: pool.allocate(4096).free(),
+            "read_into 4096": lambda: slab.read_into(target),
+        }
+        for kind in FLOODS:
+            with flooding(kind, server.url, processes) as go_on:
+                for name, operation in operations.items():
+                    yield _row(name, kind, operation, go_on, seconds / rounds, rounds)
+
+
+def _row(
+    name: str, kind: str, operation: Callable[[], object], go_on: Callable[[bool], None], seconds: float, rounds: int
+) -> dict[str, Any]:
+    alone: list[float] = []
+    flooded: list[float] = []
+    for _ in range(rounds):
+        alone += _time(operation, seconds)
+        go_on(True)
+        flooded += _time(operation, seconds)
+        go_on(False)
+    numbers = {"alone_p50_us": _quantile(alone, 0.5), "alone_p99_us": _quantile(alone, SHARE)}
+    numbers |= {"flooded_p50_us": _quantile(flooded, 0.5), "flooded_p99_us": _quantile(flooded, SHARE)}
+    ratio = numbers["flooded_p99_us"] / numbers["alone_p99_us"]
+    return {"op": name, "flood": kind, **numbers, "ratio": ratio, "samples": len(flooded)}
+
+
+def _time(operation: Callable[[], object], seconds: float) -> list[float]:
+    """Return how long each operation took, in us, for *seconds* in all."""
+    samples: list[float] = []
+    clock = time.perf_counter
+    end = clock() + seconds
+    while True:
+        begun = clock()
+        operation()
+        now = clock()
+        samples.append((now - begun) * 1e6)
+        if now >= end:
+            return samples
+
+
+def _quantile(samples: Sequence[float], share: float) -> float:
+    return sorted(samples)[min(len(samples) - 1, int(len(samples) * share))]
+
+
+def main() -> None:
+    """Print the rows, or be the flood."""
+    parser = argparse.ArgumentParser(prog="python -m farpool.perf.fairness", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each row, alone and flooded each")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--processes", type=int, default=1, help="that flood")
+    parser.add_argument("--flood", nargs=2, metavar=("KIND", "URL"), help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.flood:
+        os.nice(19)
+        FLOODS[chosen.flood[0]](chosen.flood[1])
+        return
+    for row in measure(chosen.seconds, chosen.rounds, chosen.processes):
+        print(json.dumps({key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""A client that was stopped for too long has lost its slabs, and what it stores when it wakes up reaches nobody."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+import farpool
+from farpool.server.embedded import EmbeddedServer
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from tests.conformance.conftest import StartChild
+    from tests.conformance.variants import Variant
+
+SESSION_TIMEOUT = 2.0
+WITHIN = 60.0
+"""Seconds in which a session that is silent has ended; only a failure takes so long."""
+
+NBYTES = 4 << 20
+OURS = b"\x11" * NBYTES
+
+
+@pytest.fixture
+def impatient(variant: Variant) -> Iterator[EmbeddedServer]:
+    """A server that ends silent sessions soon."""
+    with ExitStack() as undo:
+        settings = variant.serving(undo)
+        served = farpool.serve_embedded(
+            capacity="64MiB", transports=[variant.transport], session_timeout=SESSION_TIMEOUT, **settings
+        )
+        yield undo.enter_context(served)
+
+
+def line_of(child: subprocess.Popen[str]) -> list[str]:
+    assert child.stdout is not None
+    return child.stdout.readline().split()
+
+
+def stop(child: subprocess.Popen[str]) -> None:
+    child.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+
+def wait_until_gone(pool: farpool.Pool, slab_id: int) -> None:
+    deadline = time.monotonic() + WITHIN
+    while any(info.id == slab_id and info.state != "reclaiming" for info in pool.slabs()):
+        assert time.monotonic() < deadline, "the slab lives on"
+        time.sleep(0.02)
+
+
+def test_late_stores_reach_nobody(impatient: EmbeddedServer, transport: str, start_child: StartChild) -> None:
+    with farpool.connect(impatient.url, transport=transport, timeout=WITHIN) as pool:
+        child = start_child("overwrite", impatient.url, transport)
+        ready, slab_id = line_of(child)
+        assert ready == "ready"
+        with pool.open(int(slab_id)) as shared:
+            stop(child)
+            wait_until_gone(pool, int(slab_id))
+            with pytest.raises(farpool.StaleSlab):
+                shared.write(b"late")
+        mine = [pool.allocate(NBYTES) for _ in range(4)]  # of the same memory, wherever it may be used again
+        for slab in mine:
+            assert slab.read(NBYTES) == bytes(NBYTES)
+            slab.write(OURS)
+        child.send_signal(signal.SIGCONT)
+        assert line_of(child) == ["stale", "again"]
+        for slab in mine:
+            assert slab.read(NBYTES) == OURS
+            slab.free()
+        _, errors = child.communicate(timeout=WITHIN)
+        assert child.returncode == 0, errors
+
+
+def test_who_holds_the_interpreter_keeps_its_session(
+    impatient: EmbeddedServer, transport: str, start_child: StartChild
+) -> None:
+    child = start_child("hold_the_interpreter", impatient.url, transport, 2.5 * SESSION_TIMEOUT)
+    assert line_of(child) == ["ready"]
+    assert line_of(child) == ["kept"]
+    _, errors = child.communicate(timeout=WITHIN)
+    assert child.returncode == 0, errors
+
+
+def test_the_end_of_a_lease_revokes_whoever_holds(impatient: EmbeddedServer, transport: str) -> None:
+    with farpool.connect(impatient.url, transport=transport, timeout=WITHIN) as holder:
+        with farpool.connect(impatient.url, transport=transport, timeout=WITHIN) as owner:
+            held = holder.open(owner.allocate(4096, lease=0.5).id, mode="r")
+            assert held.read(4) == bytes(4)
+        wait_until_gone(holder, held.id)
+        with pytest.raises(farpool.StaleSlab):
+            held.read(4)
+        assert holder.stat().slabs == 0
