@@ -11,6 +11,7 @@ from rich.table import Table
 
 import farpool
 from farpool.cli.options import AsJson, Tenant, Timeout, Url, parse_seconds
+from farpool.cli.output import print_record
 from farpool.cli.quota import usage_of
 from farpool.cli.release import describe_quarantined
 from farpool.cli.screens import console, fields_table, rows_table

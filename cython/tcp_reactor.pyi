@@ -30,7 +30,9 @@ class TcpReactor:
     def admit(self, session: int, secret: bytes, encrypted: bool = False, share: int = 0) -> int:
         """Let *session* open data connections with *secret* (32 bytes); return the slot that its hello names.
 
-        If *encrypted*, they must be. Connections of one *share* have a bounded part of each turn together. Raises ``PoolFull``."""
+        If *encrypted*, they must be. Connections of one *share* have a bounded part of each turn together. Raises
+        ``PoolFull``.
+        """
     def expel(self, slot: int) -> None:
         """Close the session's data connections soon, and refuse new ones at once."""
     def fileno(self) -> int:

@@ -16,7 +16,15 @@ import pytest
 import farpool
 
 TRANSPORTS: Final = ("tcp", "rdma", "cxl")
-DEFAULT: Final = ("--listen", "0.0.0.0:7700", "--transports", ",".join(TRANSPORTS), "--session-timeout", "60")
+DEFAULT: Final = (
+    "--listen",
+    "0.0.0.0:7700",
+    "--insecure",
+    "--transports",
+    ",".join(TRANSPORTS),
+    "--session-timeout",
+    "60",
+)
 """How host A serves, if a test says nothing else; a guest that is slow is not silent."""
 WITHIN: Final = 300.0
 """Seconds in which what must happen has happened, however busy the machine below the guests is."""
