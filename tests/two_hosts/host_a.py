@@ -40,7 +40,9 @@ class HostA:
         self.stop()
         with self._log.open("a") as log:
             command = ["farpool", "serve", "--unix", UNIX, *arguments]
-            self._server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+            # A guest that is slow must not lose its sessions when the server comes back.
+            environment = {**os.environ, "FARPOOL_RESUME_GRACE": "600"}
+            self._server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
         assert self._server.stdout is not None
         ready = self._server.stdout.readline()
         if not ready.startswith("farpool ready:"):

@@ -16,7 +16,7 @@ from farpool.transports.cxl.device_client import DeviceClient
 def test_host_b_maps_the_device_itself_and_the_words_with_it(url: str, connect: Connect) -> None:
     slab = connect(url, "cxl").allocate(4096)
     maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if os.environ["LAB_DAX"] in line]
-    assert sorted(fields[1] for fields in maps) == ["r--s", "rw-s"], "the generation words, and the slab"
+    assert {fields[1] for fields in maps} == {"r--s", "rw-s"}, "the generation words, and the slab"
     slab.free()
 
 
