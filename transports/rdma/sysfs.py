@@ -7,6 +7,7 @@ first (it is routed, and firewalls know it), then RoCE v2 with a global IPv6 add
 from __future__ import annotations
 
 import ipaddress
+import os
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -91,15 +92,33 @@ def gid_table(device: str, port: int, sys_root: Path = SYS_ROOT) -> list[Gid]:
     """Return the port's GIDs as the kernel shows them, without the empty ones."""
     base = _port(device, port, sys_root)
     table: list[Gid] = []
-    for entry in sorted((base / "gids").glob("*"), key=lambda path: int(path.name)):
-        address = ipaddress.IPv6Address(_read(entry) or 0)
-        if address != ipaddress.IPv6Address(0):
-            kind = _read(base / "gid_attrs" / "types" / entry.name)
-            interface = _read(base / "gid_attrs" / "ndevs" / entry.name)
-            mapped = address.ipv4_mapped
-            shown = str(address) if mapped is None else f"::ffff:{mapped}"
-            table.append(Gid(int(entry.name), shown, kind, interface))
+    for index, text in _gids(base / "gids"):
+        address = ipaddress.IPv6Address(text)
+        kind = _read(base / "gid_attrs/types" / str(index))
+        interface = _read(base / "gid_attrs/ndevs" / str(index))
+        mapped = address.ipv4_mapped
+        shown = str(address) if mapped is None else f"::ffff:{mapped}"
+        table.append(Gid(index, shown, kind, interface))
     return table
+
+
+def _gids(folder: Path) -> list[tuple[int, str]]:
+    """Return index and text of each entry in use. Devices have up to a thousand, and each connection looks at them."""
+    found: list[tuple[int, str]] = []
+    for name in _names(folder):
+        try:
+            descriptor = os.open(f"{folder}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            text = os.read(descriptor, 64)
+        except OSError:  # InfiniBand's say so of an entry that is not in use
+            continue
+        finally:
+            os.close(descriptor)
+        if text.strip(b"0:\n"):
+            found.append((int(name), text.decode().strip()))
+    return sorted(found)
 
 
 def best_gid(table: Sequence[Gid]) -> Gid | None:
