@@ -1,6 +1,6 @@
 """Lessons row 1: a writer died in the middle of a put, and the key could be neither read nor removed.
 
-Here what is written stays in a draft until it is committed, and a draft ends with its writer, without any act of others.
+Here what is written stays in a draft until it is committed, and a draft ends with its writer by itself.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from tests.lessons.conftest import until
 import farpool
 
 if TYPE_CHECKING:
-    from farpool.server.embedded import EmbeddedServer
     from tests.lessons.conftest import StartWriter
+
+    from farpool.server.embedded import EmbeddedServer
 
 NBYTES = 256 << 10
 OLD, NEW = b"\x11" * NBYTES, b"\x33" * NBYTES

@@ -14,8 +14,9 @@ from tests.lessons.conftest import TRANSPORTS, until
 import farpool
 
 if TYPE_CHECKING:
-    from farpool.server.embedded import EmbeddedServer
     from tests.lessons.conftest import StartWriter, Writer
+
+    from farpool.server.embedded import EmbeddedServer
 
 NBYTES = 256 << 10
 OLD = b"\x11" * NBYTES
