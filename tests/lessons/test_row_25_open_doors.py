@@ -121,6 +121,8 @@ def words_of(path: Path) -> Iterator[str]:
                 yield module.partition(".")[0]
             case ast.Call(func=ast.Name(id=name)):
                 yield f"{name}()"
+            case _:
+                pass
 
 
 def test_nothing_is_unpickled_or_evaluated() -> None:

@@ -60,4 +60,5 @@ def main(url: str, transport: str, name: str, history: str, seed: int, operation
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:5], *map(int, sys.argv[5:]))
+    address, way, slab_name, file = sys.argv[1:5]
+    main(address, way, slab_name, file, *map(int, sys.argv[5:]))
