@@ -1,6 +1,6 @@
 """Lessons row 1: a writer died in the middle of a put, and the key could be neither read nor removed.
 
-Here what is written stays in a draft until it is committed, and a draft ends with its writer; nobody need act.
+Here what is written stays in a draft until it is committed, and a draft ends with its writer by itself.
 """
 
 from __future__ import annotations

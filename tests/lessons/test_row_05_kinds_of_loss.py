@@ -58,6 +58,22 @@ def test_corrupt(server: EmbeddedServer, pool: farpool.Pool, tmp_path: Path, cap
         slab.free()
 
 
+def test_corrupt_version(own_server: EmbeddedServer, transport: str) -> None:
+    """A byte changed under a committed version, behind the server's back."""
+    with farpool.connect(own_server.url, transport=transport, timeout=30) as pool:
+        slab = pool.allocate(4096, name="version")
+        with slab.reserve() as draft:
+            draft.write(b"model weights")
+            draft.commit()
+        (path,) = Path(own_server.arena).glob("slab-*")
+        with path.open("r+b") as file:
+            file.write(b"M")
+        target = bytearray(13)
+        for handle in (slab, pool.open("version", mode="r")):
+            with pytest.raises(farpool.CorruptData, match="crc32c"):
+                handle.read_into(target)
+
+
 def test_three_errors_apart() -> None:
     for kind in (farpool.SlabNotFound, farpool.StaleSlab, farpool.CorruptData):
         others = {farpool.SlabNotFound, farpool.StaleSlab, farpool.CorruptData} - {kind}
