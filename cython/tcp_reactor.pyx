@@ -90,7 +90,7 @@ cdef enum:
     SESSION_SLOTS = 65536
     TICK_MS = 500               # how often strangers and lost descriptors are looked at
     ACCEPT_PAUSE_MS = 100       # rest of the listener after running out of descriptors
-    TURN_BYTES = 262144         # what one tenant's connections move before another's have their turn
+    TURN_BYTES = 32768          # what one tenant's connections move before another's have their turn
     SHARING_TURNS = 1024        # connections served since another tenant's was, until one has it all again
 
 EVENT_NAMES = {
