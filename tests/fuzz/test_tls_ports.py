@@ -9,7 +9,7 @@ import contextlib
 import os
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -46,7 +46,7 @@ class Target:
         return connect_to(self.ports[port])
 
     @contextlib.contextmanager
-    def shaken(self, port: str) -> Iterator[tuple[ssl.SSLSocket, int]]:
+    def shaken(self, port: str) -> Generator[tuple[ssl.SSLSocket, int]]:
         """Yield a connection after its handshake, and a descriptor of the socket below TLS."""
         with self.connect(port) as plain:
             below = os.dup(plain.fileno())

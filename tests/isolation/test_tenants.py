@@ -46,7 +46,7 @@ def server() -> Iterator[EmbeddedServer]:
 def target_of(server: EmbeddedServer, pool: farpool.Pool, slab: farpool.Slab) -> dict[str, Any]:
     """Return all that an intruder could know, and more."""
     reserve = Reserve(id=slab.id, generation=slab.generation, transport="tcp")
-    draft = pool._session.call(reserve, Attached, time.monotonic() + 20).slab
+    draft = pool._session.call(reserve, Attached, time.monotonic() + 20).slab  # pyright: ignore[reportPrivateUsage]
     params = slab.attachment.ticket.params
     return {
         "url": server.url,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.conftest import settle
@@ -98,7 +98,7 @@ def revoke(client: Any, slab: SlabInfo, tenant: str = "reader") -> None:
 def grants_of(client: Any, slab: SlabInfo) -> list[GrantInfo]:
     found = client.ask(Grants(id=slab.id, generation=slab.generation), GrantList).grants
     assert isinstance(found, list)
-    return found
+    return cast("list[GrantInfo]", found)
 
 
 def listed(client: Any) -> list[int]:
@@ -107,7 +107,7 @@ def listed(client: Any) -> list[int]:
 
 def test_what_is_not_granted_looks_like_what_is_not_there(owner: Any, reader: Any) -> None:
     slab = made(owner)
-    unknown = []
+    unknown: list[list[str]] = []
     for number in (slab.id, slab.id + 1):
         with pytest.raises(SlabNotFound) as found:
             reader.ask(Open(id=number), Attached)
@@ -251,9 +251,10 @@ def test_grants_that_cannot_be(owner: Any, tenant: str) -> None:
     slab = made(owner)
     with pytest.raises(InvalidArgument):
         grant(owner, slab, tenant)
-    for options in ({"mode": "w"}, {"expires": 0.0}, {"expires": -1.0}):
+    options: list[dict[str, Any]] = [{"mode": "w"}, {"expires": 0.0}, {"expires": -1.0}]
+    for named in options:
         with pytest.raises(InvalidArgument):
-            grant(owner, slab, **options)
+            grant(owner, slab, **named)
 
 
 def test_grants_survive_a_restart_and_end_with_the_slab(
