@@ -21,7 +21,7 @@ LESSONS = "tests/lessons/test_row_1[5689]_*.py"
 SUITES = {
     "rdma": (RDMA, f"tests/rdma {LESSONS} tests/conformance --transport rdma"),
     "rdma-pyverbs": (RDMA, "tests/conformance --transport 'rdma?verbs=pyverbs'"),
-    "cxl-device": (DEVICE, "tests/conformance --transport cxl-device"),
+    "cxl-device": (DEVICE, "tests/devices tests/conformance --transport cxl-device"),
 }
 
 
