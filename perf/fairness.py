@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -22,8 +21,6 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final
 
 import farpool
-from farpool.protocol.addresses import parse_address
-from farpool.protocol.messages import Hello, Listing, encode_request
 
 __all__ = ["measure"]
 
@@ -31,40 +28,22 @@ FLOOD: Final = "flood"
 QUIET: Final = "quiet"
 SHARE: Final = 0.99
 PIPELINED: Final = 256
-"""Requests in one send of the control flood."""
+"""Requests of the control flood that are on their way at once."""
 BULK_NBYTES: Final = 1 << 20
 CONNECTIONS: Final = 4
 """Readers of one flooding process."""
-SLABS: Final = 16
-"""Slabs of the flood's tenant, which each of its requests lists."""
 
 
 # The flood ------------------------------------------------------------------------------------------------------
 
 
 def flood_control(url: str) -> None:
-    """Send requests as fast as the server reads them, and throw the replies away."""
-    address = parse_address(url)
-    with farpool.connect(url, tenant=FLOOD, transport="tcp") as pool, socket.socket(socket.AF_UNIX) as wire:
-        slabs = pool.allocate_many([4096] * SLABS)
-        wire.connect(address.path)
-        wire.sendall(encode_request(1, Hello(protocol=1, client="flood", tenant=FLOOD)))
-        wire.recv(1 << 16)
+    """Allocate and free slabs as fast as the server does it: requests are pipelined."""
+    with farpool.connect(url, tenant=FLOOD, transport="tcp", timeout=60) as pool:
         print("ready", flush=True)
-        replies = threading.Thread(target=_drain, args=(wire,), daemon=True)
-        replies.start()
-        burst = b"".join(encode_request(number, Listing()) for number in range(2, PIPELINED + 2))
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(farpool.FarpoolError):
             while True:
-                wire.sendall(burst)
-        del slabs
-
-
-def _drain(wire: socket.socket) -> None:
-    target = bytearray(1 << 20)
-    with contextlib.suppress(OSError):
-        while wire.recv_into(target):
-            pass
+                pool.free_many(pool.allocate_many([4096] * PIPELINED))
 
 
 def flood_data(url: str) -> None:

@@ -102,12 +102,13 @@ def grants_of(client: Any, slab: SlabInfo) -> list[GrantInfo]:
 
 
 def listed(client: Any) -> list[int]:
-    return [slab.id for slab in client.ask(Listing(), SlabList).slabs]
+    found: list[SlabInfo] = client.ask(Listing(), SlabList).slabs
+    return [slab.id for slab in found]
 
 
 def test_what_is_not_granted_looks_like_what_is_not_there(owner: Any, reader: Any) -> None:
     slab = made(owner)
-    unknown = []
+    unknown: list[list[str]] = []
     for number in (slab.id, slab.id + 1):
         with pytest.raises(SlabNotFound) as found:
             reader.ask(Open(id=number), Attached)
@@ -251,9 +252,11 @@ def test_grants_that_cannot_be(owner: Any, tenant: str) -> None:
     slab = made(owner)
     with pytest.raises(InvalidArgument):
         grant(owner, slab, tenant)
-    for options in ({"mode": "w"}, {"expires": 0.0}, {"expires": -1.0}):
+    with pytest.raises(InvalidArgument):
+        grant(owner, slab, mode="w")
+    for seconds in (0.0, -1.0):
         with pytest.raises(InvalidArgument):
-            grant(owner, slab, **options)
+            grant(owner, slab, expires=seconds)
 
 
 def test_grants_survive_a_restart_and_end_with_the_slab(
