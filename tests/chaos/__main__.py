@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 from tests.certificates import authority
-from tests.chaos.crew import Broken, Crew
+from tests.chaos.crew import Crew
+from tests.chaos.findings import Broken, Finding
 from tests.chaos.invariants import Place, lanes_here
 from tests.chaos.plan import Lane, Round, draw
 from tests.chaos.scenarios import Times, play
@@ -57,6 +58,7 @@ class Run:
         self._played: Counter[str] = Counter()
         self._turns = 0
         self._faults: Counter[str] = Counter()
+        self._found = dict.fromkeys(Finding, 0)
 
     def play(self) -> bool:
         """Play all rounds; return whether everything held."""
@@ -72,14 +74,14 @@ class Run:
                 play(plan, self._place(plan.lane.place), self._crew, self._times)
             except (Broken, farpool.FarpoolError) as error:
                 self._fail(plan, error)
-                return False
+                break
             self._played[str(plan.scenario)] += 1
             self._played[str(plan.lane)] += 1
             for done in self._crew.told.done.values():
                 self._turns += done["turns"]
                 self._faults.update(done["faults"])
         self._report(time.monotonic() - begun)
-        return True
+        return not any(self._found.values())
 
     def _place(self, name: str) -> Place:
         if name not in self._places:
@@ -90,6 +92,7 @@ class Run:
         print(line, file=sys.stderr if self._asked.json else sys.stdout, flush=True)
 
     def _fail(self, plan: Round, error: Exception) -> None:
+        self._found[error.kind if isinstance(error, Broken) else Finding.ERROR] += 1
         if plan.lane.place in self._places:
             print(self._places[plan.lane.place].server.log()[-LOG_TAIL:], file=sys.stderr)
         print(f"FAILED: {type(error).__name__}: {error}\nround: {plan}", file=sys.stderr)
@@ -97,7 +100,7 @@ class Run:
 
     def _report(self, seconds: float) -> None:
         rounds = {"rounds": self._crew_rounds(), "turns": self._turns, "seconds": round(seconds, 1)}
-        found = {"stale_writes": 0, "torn_reads": 0, "leaked": 0}  # the first ends the run
+        found = {str(kind): count for kind, count in self._found.items()}
         summary = {
             "seed": self._asked.seed,
             **rounds,
@@ -113,7 +116,7 @@ class Run:
         print(", ".join(f"{name} {value}" for name, value in summary.items()))
         for row in self._rows():
             print(
-                "{measure} after {after}: {count} times, ms: p50 {p50}, p90 {p90}, p99 {p99}, most {p100}".format(**row)
+                "{measure} after {after}, {count} times: ms {p50} p50, {p90} p90, {p99} p99, {p100} most".format(**row)
             )
 
     def _crew_rounds(self) -> int:

@@ -12,7 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.chaos.crew import WITHIN, Broken, Crew
+from tests.chaos.crew import WITHIN, Crew
+from tests.chaos.findings import Broken, Finding
 from tests.chaos.plan import Lane, Round
 from tests.conformance.variants import VARIANTS, Variant
 from tests.conftest import links_of
@@ -93,7 +94,7 @@ class Place:
             try:
                 patiently(partial(self._look.open, name)).free()
             except farpool.FarpoolError as error:
-                raise Broken(f"slab {name!r} of the round cannot be freed: {error}") from error
+                raise Broken(Finding.ERROR, f"slab {name!r} of the round cannot be freed: {error}") from error
 
     def states(self) -> dict[int, str]:
         """Return the state of each slab that is charged to anyone."""
@@ -139,7 +140,7 @@ class Place:
         deadline = time.monotonic() + WITHIN
         while not true():
             if time.monotonic() > deadline:
-                raise Broken(f"not within {WITHIN:g} s: {what()}")
+                raise Broken(Finding.LEAK, f"not within {WITHIN:g} s: {what()}")
             time.sleep(WAIT_SECONDS)
 
     def wait_for_end(self, crew: Crew, slab: int, *, mapped: bool = False) -> None:
