@@ -16,13 +16,12 @@ from typing import Any, Self
 
 from tests.chaos.board import Board, Word
 from tests.chaos.findings import Broken, Finding
+from tests.chaos.patience import WITHIN
 from tests.chaos.plan import ROLES, Round
 
-__all__ = ["WITHIN", "Crew"]
+__all__ = ["Crew"]
 
 ROOT = Path(__file__).resolve().parents[2]
-WITHIN = float(os.environ.get("FARPOOL_START_TIMEOUT", "30")) * 2
-"""Seconds in which what must happen has happened; only a failure takes so long."""
 LOOK_SECONDS = 0.002
 DUMP_SECONDS = 0.5
 

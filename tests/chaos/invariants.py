@@ -12,18 +12,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.chaos.crew import WITHIN, Crew
+from tests.chaos.crew import Crew
 from tests.chaos.findings import Broken, Finding
+from tests.chaos.patience import RESUME_GRACE, SESSION_TIMEOUT, WITHIN
 from tests.chaos.plan import Lane, Round
 from tests.conformance.variants import VARIANTS, Variant
 from tests.conftest import links_of
 
 import farpool
 
-__all__ = ["SESSION_TIMEOUT", "Place", "lanes_here", "patiently"]
+__all__ = ["Place", "lanes_here", "patiently"]
 
-SESSION_TIMEOUT = 2.0
-RESUME_GRACE = 3.0
 OWNED_BYTES = 256 << 10
 WAIT_SECONDS = 0.005
 

@@ -87,9 +87,12 @@ class Round:
         return f"{self.scenario}; {self.lane}; " + ", ".join(f"{name}={value}" for name, value in facts.items())
 
 
-def draw(seed: int, number: int, lanes: Sequence[Lane]) -> Round:
-    """Return round *number* of the run with that *seed*: every scenario over every lane, before one comes again."""
-    every = list(product(Scenario, lanes))
+def draw(seed: int, number: int, lanes: Sequence[Lane], transport: str | None = None) -> Round:
+    """Return round *number* of the run with that *seed*: every scenario over every lane, before one comes again.
+
+    With *transport* victims use that alone.
+    """
+    every = list(product(Scenario, [lane for lane in lanes if transport in (None, lane.transport)]))
     turn, index = divmod(number, len(every))
     random.Random(f"{seed} {turn}").shuffle(every)
     scenario, lane = every[index]

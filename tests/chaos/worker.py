@@ -15,16 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 from tests.chaos.board import Board, Word
 from tests.chaos.findings import Broken, Finding
+from tests.chaos.patience import PACE, TIMEOUT
 from tests.chaos.plan import Role
 
 import farpool
 
-__all__ = ["TIMEOUT", "WORKERS", "Order", "Tell"]
-
-TIMEOUT = 1.0
-"""Seconds that a call of a client may take."""
-PACE = 0.01
-"""Seconds between attempts, so that clients that cannot work leave the processor to those that can."""
+__all__ = ["WORKERS", "Order", "Tell"]
 
 LOST = (farpool.ServerLost, farpool.DeadlineExceeded, farpool.TransportUnavailable)
 """What a fault may do to a call."""
