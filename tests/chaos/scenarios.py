@@ -96,7 +96,8 @@ class Acts:
 
     def _again(self, after: str, begun: float, slots: list[int] | None = None) -> None:
         waiting = [self.victim] if slots is None else slots
-        self.times.reattach[after] += self.crew.answered_since(waiting, begun, f"clients work again after {after}")
+        took = self.crew.answered_since(waiting, begun, f"clients work again after {after}")
+        self.times.reattach[after] += took
         self.crew.answered_since(self.crew.pids, begun, "all clients work")
 
     def kill_server(self) -> None:
