@@ -20,7 +20,7 @@ say = @echo "==> $(1)"
 # What an extra of pyproject.toml needs, without building farpool again.
 extra = $(BIN)/python -c 'import sys, tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*(line for name in sys.argv[1:] for line in extras[name]), sep="\n")' $(1) > $@.txt; $(PIP) -r $@.txt
 
-.PHONY: help demo test lab build pyverbs lint types docs check fuzz chaos audit format dist clean
+.PHONY: help demo test lab build pyverbs lint types docs check fuzz chaos sanitize audit format dist clean
 
 help:
 	@echo "make demo    start a pool, use it from other processes over each transport, print a table"
@@ -28,7 +28,7 @@ help:
 	@echo "make lab     set up the lab, once: guests with soft-RoCE and CXL under QEMU, which make test then uses"
 	@echo "make build   build the Cython modules; the one command after an edit in cython/"
 	@echo "make check   lint, types, docs and test: what CI runs"
-	@echo "also: pyverbs lint types docs fuzz chaos audit format dist clean"
+	@echo "also: pyverbs lint types docs fuzz chaos sanitize audit format dist clean"
 
 demo: $(MADE)/built
 	@$(BIN)/farpool demo
@@ -87,6 +87,11 @@ ROUNDS ?= 30
 SEED ?= 1
 chaos: $(MADE)/test $(MADE)/built
 	@$(BIN)/python -m tests.chaos --rounds $(ROUNDS) --seed $(SEED) $(ARGS)
+
+# Native modules under AddressSanitizer and UndefinedBehaviorSanitizer, in build/sanitize: what strangers can send.
+sanitize: $(MADE)/test
+	$(call say,building with sanitizers (minutes the first time) and replaying)
+	@.ci/sanitize $(ARGS)
 
 # Known vulnerabilities of what is installed. Fails where pypi.org cannot be asked, and so is no part of `make check`.
 audit: $(MADE)/audit

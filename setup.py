@@ -14,6 +14,8 @@ from setuptools import Extension, setup
 NATIVE = Path("src/farpool/native")
 VERBS = {"verbs", "rdma_lane", "rdma_region", "rdma_pipeline", "verbs_limits", "verbs_stub"}
 TLS = {"tls", "tls_cipher"}
+MORE_FLAGS = os.environ.get("FARPOOL_CFLAGS", "").split()
+"""After ours, and for the linker too: ``make sanitize`` sets them."""
 
 
 def has_header(header: str, minimum: str = "") -> bool:
@@ -44,7 +46,8 @@ extensions = [
         f"farpool.native.{source.stem}",
         [str(source)],
         libraries=libraries_of(source.stem),
-        extra_compile_args=["-O3", "-g1", "-fno-strict-aliasing"],
+        extra_compile_args=["-O3", "-g1", "-fno-strict-aliasing", *MORE_FLAGS],
+        extra_link_args=MORE_FLAGS,
         define_macros=[("_GNU_SOURCE", None)],
     )
     for source in sorted(NATIVE.glob("*.pyx"))

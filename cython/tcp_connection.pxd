@@ -27,6 +27,7 @@ cdef enum EventKind:
     EVENT_CUT_SHORT = 7         # a stranger left in the middle of its hello: the bytes that came
     EVENT_HANDSHAKE = 8         # no TLS with a stranger: the library's number of the reason
     EVENT_IN_CLEAR = 9          # a hello in clear for a session that must be encrypted
+    EVENT_CROWD = 10            # no hello yet, and too many newer ones wait as well; their number
 
 cdef struct Event:
     int kind

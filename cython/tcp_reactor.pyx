@@ -63,6 +63,7 @@ from farpool.native.tcp_connection cimport (
     EVENT_GARBAGE,
     EVENT_HANDSHAKE,
     EVENT_IN_CLEAR,
+    EVENT_CROWD,
     EVENT_LIMIT,
     EVENT_REFUSED,
     EVENT_SILENT,
@@ -87,6 +88,7 @@ from farpool.protocol.errors import InvalidArgument, PoolFull
 cdef enum:
     MOST_READY = 64             # events taken from one epoll_wait
     MOST_ACCEPTS = 16           # connections accepted before others have their turn
+    MOST_STRANGERS = 128        # of a thread; of more that have not said hello the oldest go
     SESSION_SLOTS = 65536
     TICK_MS = 500               # how often strangers and lost descriptors are looked at
     ACCEPT_PAUSE_MS = 100       # rest of the listener after running out of descriptors
@@ -103,6 +105,7 @@ EVENT_NAMES = {
     EVENT_CUT_SHORT: "cut short",
     EVENT_HANDSHAKE: "no TLS",
     EVENT_IN_CLEAR: "in clear",
+    EVENT_CROWD: "crowd",
 }
 
 
@@ -215,20 +218,26 @@ cdef void accept_some(Worker *worker) noexcept nogil:
 
 
 cdef void look_around(Worker *worker, bint sessions) noexcept nogil:
-    """Drop connections of ended sessions (when told so), and strangers that have not said hello in time."""
+    """Drop connections of ended sessions (when told so), and strangers that are too many or too slow to say hello."""
     cdef Connection *connection = worker.connections
     cdef Connection *following
     cdef SessionSlot *slot
     cdef int64_t now = now_ns()
-    while connection != NULL:
+    cdef int strangers = 0
+    while connection != NULL:           # the newest first
         following = connection.next
         if connection.known:
             slot = &worker.shared.sessions[connection.slot]
             if sessions and (not load_count(&slot.active) or slot.id != connection.session):
                 drop(worker, connection)
+        elif strangers == MOST_STRANGERS:
+            report(worker.shared, EVENT_CROWD, connection.peer, MOST_STRANGERS)
+            drop(worker, connection)
         elif now - connection.born > worker.shared.hello_wait:
             report(worker.shared, EVENT_SILENT, connection.peer, 0)
             drop(worker, connection)
+        else:
+            strangers += 1
         connection = following
 
 

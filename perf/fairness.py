@@ -28,8 +28,7 @@ FLOOD: Final = "flood"
 QUIET: Final = "quiet"
 SHARE: Final = 0.99
 PIPELINED: Final = 256
-"""Requests that the control flood has under way."""
-SLAB_NBYTES: Final = 4096
+"""Requests of the control flood that are on their way at once."""
 BULK_NBYTES: Final = 1 << 20
 CONNECTIONS: Final = 4
 """Readers of one flooding process."""
@@ -39,12 +38,12 @@ CONNECTIONS: Final = 4
 
 
 def flood_control(url: str) -> None:
-    """Make and free slabs as fast as the server does, with many requests under way."""
-    with farpool.connect(url, tenant=FLOOD, transport="tcp") as pool:
+    """Allocate and free slabs as fast as the server does it: requests are pipelined."""
+    with farpool.connect(url, tenant=FLOOD, transport="tcp", timeout=60) as pool:
         print("ready", flush=True)
         with contextlib.suppress(farpool.FarpoolError):
             while True:
-                pool.free_many(pool.allocate_many([SLAB_NBYTES] * PIPELINED))
+                pool.free_many(pool.allocate_many([4096] * PIPELINED))
 
 
 def flood_data(url: str) -> None:

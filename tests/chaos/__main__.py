@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 from tests.certificates import authority
-from tests.chaos.crew import Broken, Crew
+from tests.chaos.crew import Crew
+from tests.chaos.findings import Broken, Finding
 from tests.chaos.invariants import Place, lanes_here
 from tests.chaos.plan import Lane, Round, draw
 from tests.chaos.scenarios import Times, play
@@ -36,6 +37,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int, metavar="NUMBER", help="play this round of the seed alone, so many times")
+    here = sorted({lane.transport for lane in lanes_here()})
+    parser.add_argument("--transport", choices=here, help="hit clients of this transport alone")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no round after that")
     parser.add_argument("--json", action="store_true", help="print rows of JSON")
     return parser.parse_args()
@@ -57,6 +60,7 @@ class Run:
         self._played: Counter[str] = Counter()
         self._turns = 0
         self._faults: Counter[str] = Counter()
+        self._found = dict.fromkeys(Finding, 0)
 
     def play(self) -> bool:
         """Play all rounds; return whether everything held."""
@@ -64,22 +68,25 @@ class Run:
         for number in range(self._asked.rounds):
             if time.monotonic() - begun > self._asked.seconds:
                 break
-            plan = draw(self._asked.seed, number if self._asked.only is None else self._asked.only, self._lanes)
-            self._say(
-                f"{time.monotonic() - begun:5.1f} s, {number}: {plan.scenario}; {plan.lane}; victim {plan.victim}"
-            )
+            plan = self._draw(number)
+            at = f"{time.monotonic() - begun:5.1f} s"
+            self._say(f"{at}, round {plan.number}: {plan.scenario}; {plan.lane}; victim {plan.victim}")
             try:
                 play(plan, self._place(plan.lane.place), self._crew, self._times)
             except (Broken, farpool.FarpoolError) as error:
                 self._fail(plan, error)
-                return False
+                break
             self._played[str(plan.scenario)] += 1
             self._played[str(plan.lane)] += 1
             for done in self._crew.told.done.values():
                 self._turns += done["turns"]
                 self._faults.update(done["faults"])
         self._report(time.monotonic() - begun)
-        return True
+        return not any(self._found.values())
+
+    def _draw(self, number: int) -> Round:
+        asked = self._asked
+        return draw(asked.seed, number if asked.only is None else asked.only, self._lanes, asked.transport)
 
     def _place(self, name: str) -> Place:
         if name not in self._places:
@@ -90,14 +97,18 @@ class Run:
         print(line, file=sys.stderr if self._asked.json else sys.stdout, flush=True)
 
     def _fail(self, plan: Round, error: Exception) -> None:
+        self._found[error.kind if isinstance(error, Broken) else Finding.ERROR] += 1
         if plan.lane.place in self._places:
             print(self._places[plan.lane.place].server.log()[-LOG_TAIL:], file=sys.stderr)
         print(f"FAILED: {type(error).__name__}: {error}\nround: {plan}", file=sys.stderr)
-        print(f"again: python -m tests.chaos --seed {plan.seed} --only {plan.number} --rounds 20", file=sys.stderr)
+        over = f" --transport {self._asked.transport}" if self._asked.transport else ""
+        print(
+            f"again: python -m tests.chaos --seed {plan.seed} --only {plan.number} --rounds 20{over}", file=sys.stderr
+        )
 
     def _report(self, seconds: float) -> None:
         rounds = {"rounds": self._crew_rounds(), "turns": self._turns, "seconds": round(seconds, 1)}
-        found = {"stale_writes": 0, "torn_reads": 0, "leaked": 0}  # the first ends the run
+        found = {str(kind): count for kind, count in self._found.items()}
         summary = {
             "seed": self._asked.seed,
             **rounds,
@@ -112,9 +123,8 @@ class Run:
             return
         print(", ".join(f"{name} {value}" for name, value in summary.items()))
         for row in self._rows():
-            print(
-                "{measure} after {after}: {count} times, ms: p50 {p50}, p90 {p90}, p99 {p99}, most {p100}".format(**row)
-            )
+            line = "{measure} after {after}, {count} times: p50 {p50} ms, p90 {p90}, p99 {p99}, most {p100}"
+            print(line.format(**row))
 
     def _crew_rounds(self) -> int:
         return sum(count for name, count in self._played.items() if name in set(map(str, self._lanes)))

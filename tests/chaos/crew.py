@@ -15,26 +15,22 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.chaos.board import Board, Word
+from tests.chaos.findings import Broken, Finding
+from tests.chaos.patience import WITHIN
 from tests.chaos.plan import ROLES, Round
 
-__all__ = ["WITHIN", "Broken", "Crew"]
+__all__ = ["Crew"]
 
 ROOT = Path(__file__).resolve().parents[2]
-WITHIN = float(os.environ.get("FARPOOL_START_TIMEOUT", "30")) * 2
-"""Seconds in which what must happen has happened; only a failure takes so long."""
 LOOK_SECONDS = 0.002
 DUMP_SECONDS = 0.5
-
-
-class Broken(Exception):
-    """What must be true is not; ends the run."""
 
 
 @dataclass(slots=True)
 class Told:
     """What the clients of one round have said."""
 
-    violations: list[str] = field(default_factory=list[str])
+    found: list[Broken] = field(default_factory=list[Broken])
     older: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """A version that was read, and the newer one that had been seen or acknowledged before."""
     unknown: set[int] = field(default_factory=set[int])
@@ -100,7 +96,7 @@ class Crew:
             return
         piece = os.read(self._nursery.stdout.fileno(), 1 << 16)
         if not piece:
-            raise Broken("the process that forks clients has ended")
+            raise Broken(Finding.ERROR, "the process that forks clients has ended")
         *lines, self._unread = (self._unread + piece).split(b"\n")
         for line in lines:
             self._hear(json.loads(line))
@@ -112,8 +108,8 @@ class Crew:
                 self.pids[slot] = said["pid"]
             case "ended":
                 del self.pids[slot]
-            case "violation":
-                self.told.violations.append(f"{ROLES[slot]} {slot}: {said['what']}")
+            case "found":
+                self.told.found.append(Broken(Finding(said["kind"]), f"{ROLES[slot]} {slot}: {said['what']}"))
             case "older":
                 self.told.older.append((said["version"], said["than"]))
             case "unknown":
@@ -125,20 +121,18 @@ class Crew:
         """Raise if a client has seen what must not be."""
         late = [(version, than) for version, than in self.told.older if version not in self.told.unknown]
         if late:
-            self.told.violations.append(f"a version was read after a newer one was there: {late[:4]}")
-        if self.told.violations:
-            raise Broken("; ".join(self.told.violations))
+            raise Broken(Finding.OLD_READ, f"a version was read after a newer one was there: {late[:4]}")
 
     def until(self, true: Callable[[], bool], what: str, within: float = WITHIN) -> None:
         """Wait for *true*, and listen meanwhile."""
         deadline = time.monotonic() + within
         while not true():
             self.listen(LOOK_SECONDS)
-            if self.told.violations:
-                self.check()
+            if self.told.found:
+                raise self.told.found[0]
             if time.monotonic() > deadline:
                 self._dump()
-                raise Broken(f"not within {within:g} s: {what}")
+                raise Broken(Finding.STUCK, f"not within {within:g} s: {what}")
 
     def work_for(self, seconds: float) -> None:
         """Let that time pass."""
@@ -201,4 +195,4 @@ class Crew:
         self.until(lambda: not self.pids, "the clients end")
         self.check()
         if not left <= set(self.told.done):
-            raise Broken(f"clients ended without a word: {sorted(left - set(self.told.done))}")
+            raise Broken(Finding.ERROR, f"clients ended without a word: {sorted(left - set(self.told.done))}")

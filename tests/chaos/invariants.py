@@ -12,17 +12,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.chaos.crew import WITHIN, Broken, Crew
+from tests.chaos.crew import Crew
+from tests.chaos.findings import Broken, Finding
+from tests.chaos.patience import RESUME_GRACE, SESSION_TIMEOUT, WITHIN
 from tests.chaos.plan import Lane, Round
 from tests.conformance.variants import VARIANTS, Variant
 from tests.conftest import links_of
 
 import farpool
 
-__all__ = ["SESSION_TIMEOUT", "Place", "lanes_here", "patiently"]
+__all__ = ["Place", "lanes_here", "patiently"]
 
-SESSION_TIMEOUT = 2.0
-RESUME_GRACE = 3.0
 OWNED_BYTES = 256 << 10
 WAIT_SECONDS = 0.005
 
@@ -93,7 +93,7 @@ class Place:
             try:
                 patiently(partial(self._look.open, name)).free()
             except farpool.FarpoolError as error:
-                raise Broken(f"slab {name!r} of the round cannot be freed: {error}") from error
+                raise Broken(Finding.ERROR, f"slab {name!r} of the round cannot be freed: {error}") from error
 
     def states(self) -> dict[int, str]:
         """Return the state of each slab that is charged to anyone."""
@@ -139,7 +139,7 @@ class Place:
         deadline = time.monotonic() + WITHIN
         while not true():
             if time.monotonic() > deadline:
-                raise Broken(f"not within {WITHIN:g} s: {what()}")
+                raise Broken(Finding.LEAK, f"not within {WITHIN:g} s: {what()}")
             time.sleep(WAIT_SECONDS)
 
     def wait_for_end(self, crew: Crew, slab: int, *, mapped: bool = False) -> None:

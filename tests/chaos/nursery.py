@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.board import Board
+from tests.chaos.findings import Broken, Finding
 from tests.chaos.plan import Role
-from tests.chaos.worker import WORKERS, Order, Violation
+from tests.chaos.worker import WORKERS, Order
 
 from farpool.transports.registry import find_transport, transport_names
 
@@ -63,10 +64,10 @@ class Nursery:
 
             signal.signal(signal.SIGTERM, stop)
             worker.run()
-        except Violation as seen:
-            tell(slot, "violation", what=str(seen))
+        except Broken as seen:
+            tell(slot, "found", kind=seen.kind, what=str(seen))
         except BaseException:  # noqa: BLE001  whatever else it is, it is told
-            tell(slot, "violation", what=traceback.format_exc()[-3000:])
+            tell(slot, "found", kind=Finding.ERROR, what=traceback.format_exc()[-3000:])
         return 0
 
     def reap(self, *_: object) -> None:

@@ -19,6 +19,7 @@ class Scenario(StrEnum):
     PAUSE_CLIENT = "stop a client for a moment"
     SILENCE_OWNER = "stop a slab's owner until another has it"
     SILENCE_COPY = "stop a client in the middle of a large copy until its memory is another's"
+    SILENCE_RESTART = "stop a client in the middle of a large copy, and kill the server"
     KILL_SERVER = "kill the server"
     KILL_BOTH = "kill the server and a client"
     PAUSE_SERVER = "stop the server for a moment"
@@ -44,6 +45,7 @@ ROLES = (Role.COMMITTER, Role.READER, Role.OWNER, Role.OWNER, Role.COPIER)
 VICTIMS = {
     Scenario.KILL_COPY: ROLES.index(Role.COPIER),
     Scenario.SILENCE_COPY: ROLES.index(Role.COPIER),
+    Scenario.SILENCE_RESTART: ROLES.index(Role.COPIER),
     Scenario.SILENCE_OWNER: ROLES.index(Role.OWNER),
 }
 """Who is hit where that is no matter of chance."""
@@ -85,9 +87,12 @@ class Round:
         return f"{self.scenario}; {self.lane}; " + ", ".join(f"{name}={value}" for name, value in facts.items())
 
 
-def draw(seed: int, number: int, lanes: Sequence[Lane]) -> Round:
-    """Return round *number* of the run with that *seed*: every scenario over every lane, before one comes again."""
-    every = list(product(Scenario, lanes))
+def draw(seed: int, number: int, lanes: Sequence[Lane], transport: str | None = None) -> Round:
+    """Return round *number* of the run with that *seed*: every scenario over every lane, before one comes again.
+
+    With *transport* victims use that alone.
+    """
+    every = list(product(Scenario, [lane for lane in lanes if transport in (None, lane.transport)]))
     turn, index = divmod(number, len(every))
     random.Random(f"{seed} {turn}").shuffle(every)
     scenario, lane = every[index]

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from tests.chaos.board import Word
-from tests.chaos.crew import Broken, Crew
+from tests.chaos.crew import Crew
+from tests.chaos.findings import Broken, Finding
 from tests.chaos.invariants import Place
 from tests.chaos.plan import ROLES, Role, Round, Scenario
 
@@ -65,9 +66,14 @@ class Acts:
 
     def silence_copy(self) -> None:
         self.crew.stop_busy(self.victim)
+        after = "SIGSTOP in a copy"
+        if self.plan.scenario == Scenario.SILENCE_RESTART:
+            after += ", SIGKILL of the server"
+            self.place.server.kill()
+            self.place.server.start()
         begun = time.monotonic()
         self.place.wait_for_end(self.crew, self.crew.board.get(self.victim, Word.SLAB), mapped=True)
-        self.times.reclaim["SIGSTOP in a copy"].append(time.monotonic() - begun)
+        self.times.reclaim[after].append(time.monotonic() - begun)
         with self.place.bystander(self.plan.lane.transport) as pool:
             slabs = [pool.allocate(self.plan.copy_bytes) for _ in range(BYSTANDERS)]  # of the same memory, if any is
             for slab in slabs:
@@ -80,7 +86,8 @@ class Acts:
     def _must_hold(self, slab: farpool.Slab, word: int) -> None:
         words = np.frombuffer(slab.read(slab.nbytes), np.uint64)
         if not (words == word).all():
-            raise Broken(f"a stale write: {np.unique(words)[:4]} in memory that has another owner, who wrote {word}")
+            found = f"{np.unique(words)[:4]} in memory that has another owner, who wrote {word}"
+            raise Broken(Finding.STALE_WRITE, found)
 
     def _wake(self) -> None:
         begun = time.monotonic()
@@ -89,7 +96,8 @@ class Acts:
 
     def _again(self, after: str, begun: float, slots: list[int] | None = None) -> None:
         waiting = [self.victim] if slots is None else slots
-        self.times.reattach[after] += self.crew.answered_since(waiting, begun, f"clients work again after {after}")
+        took = self.crew.answered_since(waiting, begun, f"clients work again after {after}")
+        self.times.reattach[after] += took
         self.crew.answered_since(self.crew.pids, begun, "all clients work")
 
     def kill_server(self) -> None:
@@ -124,6 +132,7 @@ ACTS: dict[Scenario, Callable[[Acts], None]] = {
     Scenario.PAUSE_CLIENT: Acts.pause_client,
     Scenario.SILENCE_OWNER: Acts.silence_owner,
     Scenario.SILENCE_COPY: Acts.silence_copy,
+    Scenario.SILENCE_RESTART: Acts.silence_copy,
     Scenario.KILL_SERVER: Acts.kill_server,
     Scenario.KILL_BOTH: Acts.kill_both,
     Scenario.PAUSE_SERVER: Acts.pause_server,

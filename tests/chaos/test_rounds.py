@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.chaos.findings import Finding
 from tests.chaos.plan import ROLES, Lane, Scenario, draw
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,6 +27,7 @@ def test_rounds_of_faults() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     summary, *rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert not any(summary[kind] for kind in Finding)
     assert 1 <= summary["rounds"] <= ROUNDS
     assert summary["turns"] > summary["rounds"]
     assert all(row["count"] for row in rows)

@@ -14,16 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from tests.chaos.board import Board, Word
+from tests.chaos.findings import Broken, Finding
+from tests.chaos.patience import PACE, TIMEOUT
 from tests.chaos.plan import Role
 
 import farpool
 
-__all__ = ["TIMEOUT", "WORKERS", "Order", "Tell", "Violation"]
-
-TIMEOUT = 1.0
-"""Seconds that a call of a client may take."""
-PACE = 0.01
-"""Seconds between attempts, so that clients that cannot work leave the processor to those that can."""
+__all__ = ["WORKERS", "Order", "Tell"]
 
 LOST = (farpool.ServerLost, farpool.DeadlineExceeded, farpool.TransportUnavailable)
 """What a fault may do to a call."""
@@ -31,10 +28,6 @@ LOST = (farpool.ServerLost, farpool.DeadlineExceeded, farpool.TransportUnavailab
 Order = Mapping[str, Any]
 Tell = Callable[..., None]
 Words = NDArray[np.uint64]
-
-
-class Violation(Exception):
-    """Something that must never be seen."""
 
 
 class Worker:
@@ -108,14 +101,14 @@ class Worker:
         if session and not error.details.get("begun"):
             self.pool.stat()  # a client that was stopped learns so that it has another session
             if self.pool.session_id == session:
-                raise Violation(f"stale although its session goes on: {error}") from error
+                raise Broken(Finding.ERROR, f"stale although its session goes on: {error}") from error
 
-    def only(self, words: Words, allowed: set[int], what: str) -> None:
+    def only(self, words: Words, allowed: set[int], kind: Finding, what: str) -> None:
         """Look whether there is anything else among *words*."""
         if not (words == next(iter(allowed))).all():
             found = {int(word) for word in np.unique(words)}
             if not found <= allowed:
-                raise Violation(f"{what}: {sorted(found - allowed)[:4]} among {sorted(allowed)[-4:]}")
+                raise Broken(kind, f"{what}: {sorted(found - allowed)[:4]} among {sorted(allowed)[-4:]}")
 
 
 class Committer(Worker):
@@ -175,7 +168,7 @@ class Reader(Worker):
             assert slab.readv([(0, words[:half]), (8 * half, words[half:])]) == words.nbytes
         else:
             assert slab.read_into(words) == words.nbytes
-        self.only(words, {int(words[0])}, "a torn read of a committed slab")
+        self.only(words, {int(words[0])}, Finding.TORN_READ, "a committed slab has two versions at once")
         return int(words[0])
 
 
@@ -196,7 +189,7 @@ class Stamper(Worker):
             raise
         for _ in range(2):
             assert slab.read_into(buffer) == buffer.nbytes
-            self.only(buffer, allowed, what)
+            self.only(buffer, allowed, Finding.STALE_WRITE, what)
 
     unknown: list[int]
 
@@ -226,7 +219,7 @@ class Copier(Stamper):
         self.unknown = []
         self.buffer = np.empty(slab.nbytes // 8, np.uint64)
         assert slab.read_into(self.buffer) == slab.nbytes
-        self.only(self.buffer, {0}, "another's bytes in a new slab")
+        self.only(self.buffer, {0}, Finding.STALE_WRITE, "another's bytes in a new slab")
 
     def turn(self) -> None:
         self.board.put(self.slot, Word.BUSY, 1)

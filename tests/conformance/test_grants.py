@@ -213,10 +213,10 @@ def test_grants_that_cannot_be(weights: AnySlab, reader: AnyPool) -> None:
         with pytest.raises(farpool.InvalidArgument):
             weights.grant(tenant)
     with pytest.raises(farpool.InvalidArgument):
-        weights.grant(READER, mode="w")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    for expires in (0.0, float("nan")):
+        weights.grant(READER, mode="w")
+    for seconds in (0.0, float("nan")):
         with pytest.raises(farpool.InvalidArgument):
-            weights.grant(READER, expires=expires)
+            weights.grant(READER, expires=seconds)
     weights.revoke("nobody")
     weights.grant(READER)
     slab = reader.open("weights", mode="r")

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fuzz.conftest import NBYTES, DataStranger, Target, answers_in, bounded, exchange, name_of, pour
+from tests.fuzz.conftest import NBYTES, WITHIN, DataStranger, Target, answers_in, bounded, exchange, name_of, pour
 
 import farpool
 from farpool.native.tcp_wire import MAX_PARTS, REQUEST_BYTES, VERSION, pack_hello
@@ -106,6 +106,37 @@ def test_who_never_reads_costs_a_bounded_amount(target: Target, owner: DataStran
         owner.slab.write(FIRST, timeout=5.0)
         assert owner.slab.read(NBYTES, timeout=5.0) == FIRST
     target.check()
+
+
+def test_a_flood_of_strangers_shuts_nobody_out(target: Target, owner: DataStranger) -> None:
+    """The oldest give way, before their time for a hello is over, and new clients come in."""
+    since = len(target.server.log())
+    with ExitStack() as stack:
+        strangers = [stack.enter_context(owner.connect()) for _ in range(600)]
+        assert select.select(strangers[:1], [], [], WITHIN)[0], "the oldest stranger is still there"
+        assert strangers[0].recv(1) == b""
+        assert target.logged_once(since, name_of(strangers[0]))["event"] == "data plane: crowd"
+        assert owner.talk(owner.request("read", length=8))[0][0] == "ok"
+        with farpool.connect(target.server.url, transport="tcp") as pool:
+            assert pool.allocate(8).read(8) == bytes(8)
+        target.check()
+    target.check()
+
+
+def test_a_slow_hello_is_cut_off_however_steadily_it_comes(owner: DataStranger) -> None:
+    """A byte now and then is no hello in time."""
+    with owner.connect() as connection:
+        connection.settimeout(0.4)
+        for byte in owner.hello:
+            try:
+                connection.send(bytes([byte]))
+                if connection.recv(1) == b"":
+                    return
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                return
+        pytest.fail("the server waits for ever")
 
 
 def test_a_slab_is_freed_although_its_reader_never_reads(target: Target) -> None:

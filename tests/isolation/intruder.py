@@ -77,7 +77,7 @@ def connect_as(url: str, tenant: str) -> None:
 
 def tries_of_requests(pool: farpool.Pool, target: dict[str, Any]) -> Iterator[tuple[str, Try]]:
     """Ask for another's slab by every request that names one."""
-    session, timeout = pool._session, 20.0  # pyright: ignore[reportPrivateUsage]
+    session, timeout = pool.allocate(4096).attachment.session, 20.0
     slab, generation = target["slab"], target["generation"]
 
     def ask(request: Any, reply: Any) -> Try:

@@ -158,6 +158,8 @@ def _explain(kind: str, number: int) -> str:
             return f"the TLS handshake failed: {_reason_of_tls(number)}"
         case "connection limit":
             return f"{number} data connections are open, which is the limit"
+        case "crowd":
+            return f"it has not said hello, and {number} newer ones wait as well"
         case "out of file descriptors":
             return f"none is left with {number} data connections open; raise RLIMIT_NOFILE"
         case _:
