@@ -33,6 +33,7 @@ _KINDS: tuple[tuple[ExitCode, tuple[type[BaseException], ...]], ...] = (
             errors.PermissionDenied,
             errors.AuthenticationFailed,
             errors.ReadOnly,
+            errors.SlabBusy,
             errors.TransportUnavailable,
         ),
     ),

@@ -86,6 +86,10 @@ def values_of(info: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
             return st.dictionaries(text, values_of(info.value_type), max_size=3)
         case msgspec.inspect.UnionType():
             return st.one_of([values_of(each) for each in info.types])
+        case msgspec.inspect.IntType(ge=int(least), lt=int(end)):
+            return st.integers(least, end - 1)
+        case msgspec.inspect.FloatType(gt=float() | int() as least, le=float() | int() as most):
+            return st.floats(least, most, exclude_min=True)
         case _:
             return SIMPLE[type(info)]
 

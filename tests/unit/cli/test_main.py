@@ -39,6 +39,7 @@ CODES = {
     "ReadOnly": 4,
     "RegionInUse": 1,
     "ServerLost": 6,
+    "SlabBusy": 4,
     "SlabNotFound": 3,
     "StaleSlab": 3,
     "TransportUnavailable": 4,

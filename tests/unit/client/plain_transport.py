@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ class PlainRegion:
         self.ticket = ticket
         self.memory = PlainMemory(ticket.nbytes)
         self.closed = False
+        self.follow: Callable[[StaleSlab], Region] | None = None
 
     @property
     def nbytes(self) -> int:

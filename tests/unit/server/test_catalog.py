@@ -197,6 +197,15 @@ def test_a_catalog_of_an_older_release_is_brought_forward(opened: Opener, path: 
     opened().close()
     older = sqlite3.connect(path)
     older.executescript(
+        "DROP TABLE tenants; CREATE TABLE tenants (name TEXT PRIMARY KEY, created REAL NOT NULL) WITHOUT ROWID;"
+        "INSERT INTO tenants VALUES ('default', 0.0);"
+        "DROP TABLE grants; CREATE TABLE grants (slab INTEGER NOT NULL, tenant TEXT NOT NULL, mode TEXT NOT NULL,"
+        " created REAL NOT NULL, PRIMARY KEY (slab, tenant)) WITHOUT ROWID;"
+        "DROP TABLE slabs; CREATE TABLE slabs (id INTEGER PRIMARY KEY, generation INTEGER NOT NULL, slot INTEGER NOT"
+        " NULL, nbytes INTEGER NOT NULL, tenant TEXT NOT NULL REFERENCES tenants (name), name TEXT, lease TEXT NOT"
+        " NULL, ttl REAL, owner INTEGER, deadline REAL, reclaiming INTEGER NOT NULL DEFAULT 0, created REAL NOT NULL,"
+        " extent INTEGER,"
+        " atomics TEXT NOT NULL DEFAULT 'cpu');"
         "DROP TABLE sessions; CREATE TABLE sessions (id INTEGER PRIMARY KEY, tenant TEXT NOT NULL,"
         " secret_hash BLOB NOT NULL, pid INTEGER, created REAL NOT NULL);"
         "INSERT INTO sessions VALUES (7, 'default', x'00', 4711, 0.0); PRAGMA user_version = 2;"
