@@ -16,11 +16,18 @@ class TlsServer(Encryptor):
     """What a server shows to those who connect, and asks of them. Thread-safe.
 
     Files are PEM; *certificate* may hold a chain. With *client_ca* clients are asked for a certificate that it has
-    signed, and must have one if *require*. Raises ``InvalidArgument`` for files that cannot be used.
+    signed, and must have one if *require*. With *kernel* the kernel encrypts what is sent, if it can. Raises
+    ``InvalidArgument`` for files that cannot be used.
     """
 
     def __init__(
-        self, certificate: _File, key: _File, client_ca: _File | None = None, require: bool = False
+        self,
+        certificate: _File,
+        key: _File,
+        client_ca: _File | None = None,
+        require: bool = False,
+        *,
+        kernel: bool = False,
     ) -> None: ...
     def load(self, certificate: _File, key: _File, client_ca: _File | None = None, require: bool = False) -> None:
         """Take these files for connections that come from now on; those there are keep what they have."""

@@ -204,14 +204,14 @@ cdef Cipher *accept(void *keys, int fd) noexcept nogil:
 cdef class TlsServer(Encryptor):
     """What a server shows to those who connect, and asks of them; see the stub for the contract."""
 
-    def __init__(self, certificate, key, client_ca=None, bint require=False):
+    def __init__(self, certificate, key, client_ca=None, bint require=False, *, bint kernel=False):
         cdef TlsKeys *keys = <TlsKeys *> self.keys
         if keys == NULL:
             keys = <TlsKeys *> calloc(1, sizeof(TlsKeys))
             if keys == NULL:
                 raise MemoryError
             pthread_mutex_init(&keys.lock, NULL)
-            keys.kernel = kernel_encrypts()
+            keys.kernel = kernel and kernel_encrypts()
             self.keys = keys
             self.accept = accept
         self.load(certificate, key, client_ca, require)

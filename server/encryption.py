@@ -38,7 +38,7 @@ class Keys:
             # Not at the top: builds without libssl-dev have no such module.
             from farpool.native.tls import TlsServer  # noqa: PLC0415
 
-            self._data = TlsServer(*_files_of(settings))
+            self._data = TlsServer(*_files_of(settings), kernel=settings.kernel)
         except ImportError:
             raise ConfigurationError(
                 "this build of Farpool has no TLS: install libssl-dev and build it again, or leave out [tls]"

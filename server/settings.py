@@ -118,6 +118,8 @@ class TlsSettings(BaseModel):
     """File of the authority that has signed the certificates of clients; without one none is asked for."""
     require_client_certificate: bool | None = None
     """Whether a client without a certificate is refused; by default if there is a ``client_ca``."""
+    kernel: bool = False
+    """Whether the kernel encrypts what the data plane sends, if its module ``tls`` is loaded."""
 
     @field_validator("certificate", "key", "client_ca", mode="after")
     @classmethod

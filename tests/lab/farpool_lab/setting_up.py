@@ -20,7 +20,8 @@ KERNEL_PACKAGE = "linux-image-amd64"
 BOOT_MODULES = ("virtio_pci", "9p", "9pnet_virtio", "overlay", "virtio_console")
 """Modules that init.sh loads to reach the host's files."""
 GUEST_MODULES = (
-    *("virtio_net", "dummy", "veth", "sch_netem", "af_packet", "loop", "crc32_generic", "crc32c_generic", "tls"),
+    *("virtio_net", "dummy", "veth", "sch_netem", "af_packet", "loop", "crc32_generic", "crc32c_generic"),
+    *("tls", "gcm", "ghash_generic", "ctr"),
     *("rdma_rxe", "ib_uverbs", "ib_umad", "rdma_ucm"),
     *("cxl_acpi", "cxl_pci", "cxl_mem", "cxl_port", "cxl_pmem", "encrypted_keys", "trusted"),
     *("nfit", "nd_pmem", "nd_btt", "dax_pmem", "dax_cxl", "dax_hmem", "device_dax", "kmem"),
