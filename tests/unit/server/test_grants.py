@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.conftest import settle
@@ -98,7 +98,7 @@ def revoke(client: Any, slab: SlabInfo, tenant: str = "reader") -> None:
 def grants_of(client: Any, slab: SlabInfo) -> list[GrantInfo]:
     found = client.ask(Grants(id=slab.id, generation=slab.generation), GrantList).grants
     assert isinstance(found, list)
-    return found
+    return cast("list[GrantInfo]", found)
 
 
 def listed(client: Any) -> list[int]:
