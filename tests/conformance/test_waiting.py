@@ -61,7 +61,7 @@ def test_a_word_that_differs_already_is_returned_at_once(slab: AnySlab) -> None:
 def test_in_vain_it_ends_at_the_deadline(slab: AnySlab) -> None:
     slab.store(16, 7)
     with pytest.raises(farpool.DeadlineExceeded, match="offset 16"):
-        slab.wait(16, 7, 0.05)
+        slab.wait(16, 7, 1.0)
 
 
 def test_two_sides_take_turns(server: EmbeddedServer, transport: str, slab: AnySlab) -> None:
