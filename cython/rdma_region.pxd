@@ -26,4 +26,5 @@ cdef class RdmaRegion(RemoteRegion):
     cdef int raise_refused(self) except -1
     cdef int run(self, Lane lane, Operation *operation, int64_t deadline) except -3
     cdef int run_staged(self, Lane lane, Operation *operation, bint inward, int64_t deadline) except -3
+    cdef int run_in_steps(self, Lane lane, Operation *operation, bint inward, int64_t deadline) except -3
     cdef int run_registered(self, Lane lane, Operation *operation, bint inward, int64_t deadline) except -3

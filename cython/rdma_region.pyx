@@ -17,7 +17,12 @@ from farpool.native.rdma_lane cimport BROKEN, COMPLETE, OVERDUE
 from farpool.native.remote_region cimport ANSWERED, LATE, LOST
 from farpool.native.verbs cimport MemoryRegion
 
-from farpool.protocol.errors import ServerLost
+import errno
+
+from farpool.protocol.errors import ServerLost, TransportUnavailable
+
+# What the kernel says of memory that a device may not write to: a read-only mapping, or a file's.
+NOT_PINNED = (errno.EFAULT, errno.EOPNOTSUPP)
 
 cdef enum:
     STAGED_BYTES = 16384        # buffers up to here are copied; a registration costs more
@@ -199,9 +204,14 @@ cdef class RdmaRegion(RemoteRegion):
                 if operation.parts[i].length == 0:
                     continue
                 if registered is None or not covers(registered, &operation.views[i]):
-                    registered = self.peer.register(
-                        <object> operation.views[i].obj, <size_t> operation.views[i].buf, operation.parts[i].length
-                    )
+                    try:
+                        registered = self.peer.register(
+                            <object> operation.views[i].obj, <size_t> operation.views[i].buf, operation.parts[i].length
+                        )
+                    except TransportUnavailable as error:
+                        if error.details.get("errno") not in NOT_PINNED:
+                            raise
+                        return self.run_in_steps(lane, operation, inward, deadline)
                     held.append(registered)
                 done = 0
                 while done < operation.parts[i].length:
@@ -216,6 +226,32 @@ cdef class RdmaRegion(RemoteRegion):
             return outcome
         finally:
             free(moves)
+
+    cdef int run_in_steps(self, Lane lane, Operation *operation, bint inward, int64_t deadline) except -3:
+        """Move parts of any length through the lane's own memory: for memory that the kernel does not pin."""
+        cdef char *staging = <char *> lane.staging.address
+        cdef uint64_t limit = lane.staging.nbytes, done, step
+        cdef char *buffer
+        cdef Py_ssize_t i
+        cdef int outcome
+        with nogil:
+            for i in range(operation.count):
+                buffer = <char *> operation.views[i].buf
+                done = 0
+                while done < operation.parts[i].length:
+                    step = min(limit, operation.parts[i].length - done)
+                    if not inward:
+                        memcpy(staging, buffer + done, step)
+                    outcome = lane.add(inward, <uint64_t> staging, <uint32_t> step, lane.staging.mr.lkey,
+                                       self.base + operation.parts[i].offset + done, self.rkey, deadline)
+                    if outcome == COMPLETE:
+                        outcome = lane.finish(deadline)
+                    if outcome != COMPLETE:
+                        return outcome
+                    if inward:
+                        memcpy(buffer + done, staging, step)
+                    done += step
+        return COMPLETE
 
 
 cdef bint covers(MemoryRegion registered, const Py_buffer *view) noexcept:

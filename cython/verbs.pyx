@@ -9,7 +9,7 @@ the parent's device descriptor: there nothing is destroyed, since it would be de
 
 from cython cimport no_gc_clear
 
-from libc.errno cimport EINVAL, ENOMEM, EPERM, errno
+from libc.errno cimport EFAULT, EINVAL, ENOMEM, EOPNOTSUPP, EPERM, errno
 from libc.string cimport memcpy, memset
 
 import os
@@ -264,9 +264,9 @@ cdef object raise_registration(Device device, uint64_t nbytes, int failed):
         )
     if failed == ENOMEM:
         raise TransportUnavailable(f"{asked}: it allows {limits['max_mr']} regions (max_mr), or memory is short")
-    if failed == EPERM or failed == EINVAL:
-        raise TransportUnavailable(f"{asked}: the memory does not allow this access")
-    raise TransportUnavailable(asked)
+    if failed in (EPERM, EINVAL, EFAULT, EOPNOTSUPP):
+        raise TransportUnavailable(f"{asked}: the memory does not allow this access", errno=failed)
+    raise TransportUnavailable(asked, errno=failed)
 
 
 @no_gc_clear

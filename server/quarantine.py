@@ -36,8 +36,10 @@ def process_begun(pid: int) -> int | None:
         fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
     except OSError:
         return None
-    # Fields 3 (state) and 22 (starttime) of proc_pid_stat(5); a zombie maps nothing any more.
-    return None if fields[0] in ("Z", "X") else int(fields[19])
+    # Fields 3 (state), 20 (num_threads) and 22 (starttime) of proc_pid_stat(5). A zombie maps nothing any more, unless
+    # only its first thread has ended.
+    gone = fields[0] == "X" or (fields[0] == "Z" and int(fields[17]) <= 1)
+    return None if gone else int(fields[19])
 
 
 class Quarantine:

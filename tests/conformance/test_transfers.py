@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import ctypes
+import mmap
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,8 @@ import pytest
 from tests.conformance.driving import AnyPool, AnySlab
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from typing_extensions import Buffer
 
 MIB = 1 << 20
@@ -57,6 +60,16 @@ def test_nothing_at_all(slab: AnySlab) -> None:
     assert slab.readv([]) == slab.writev([]) == 0
     assert slab.readv([(0, bytearray())] * 3) == slab.writev([(slab.nbytes, b"")] * 3) == 0
     assert slab.read(slab.nbytes) == bytes(slab.nbytes)
+
+
+def test_what_a_read_only_mapping_holds(pool: AnyPool, tmp_path: Path) -> None:
+    """A file's pages, which no device may write to: what weights are published from."""
+    path = tmp_path / "weights"
+    path.write_bytes(noise(MIB))
+    slab = pool.allocate(MIB)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        assert slab.write(mapped) == MIB
+    assert slab.read(MIB) == noise(MIB)
 
 
 def test_64_mib(pool: AnyPool) -> None:

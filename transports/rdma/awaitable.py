@@ -56,15 +56,22 @@ class AwaitablePair:
 
     async def open(self, deadline: float) -> RdmaPipeline:
         """Return a connected queue pair. Raises ``ServerLost``, ``TransportUnavailable``, ``DeadlineExceeded``."""
-        async with self._opening:
+        late = DeadlineExceeded("the deadline passed before an RDMA connection was there; raise timeout=")
+        try:
+            await asyncio.wait_for(self._opening.acquire(), max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
+            raise late from None
+        try:
             if (pipeline := self.current()) is not None:
                 return pipeline
             left = deadline - time.monotonic()
             if left <= 0:
-                raise DeadlineExceeded("the deadline passed before an RDMA connection was there; raise timeout=")
+                raise late
             pair, staging = await asyncio.to_thread(self._open_pipeline, left)
             self._pipeline = RdmaPipeline(pair, staging, self._loop)
             return self._pipeline
+        finally:
+            self._opening.release()
 
     def close(self) -> None:
         """Close the queue pair; what is in flight fails with ``ServerLost``. From another thread the loop does it."""

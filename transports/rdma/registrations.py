@@ -1,18 +1,21 @@
 """A bounded cache of registered buffers: registration costs more than most transfers.
 
-A registration pins the pages that it saw. If the memory is freed and the same address is given out again, the device
-still reaches the old pages; so an entry lives no longer than the object that owned the memory, and belongs to that
-object alone. Objects that nobody can watch (bytes, bytearray) are registered each time.
+A registration pins the pages that it saw. If the memory is freed or moved and the same address is given out again, the
+device still reaches the old pages. So only memory that stays where it is as long as its owner lives is kept: that of
+numpy's arrays. While an array is known here it cannot be resized in place; numpy refuses. All else (bytes, bytearray,
+mmap, array.array) is registered each time.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections import OrderedDict
 from typing import Any, Final
 
 from farpool.native.checks import buffer_extent
+from farpool.native.fork import fork_count
 from farpool.protocol.errors import TransportUnavailable
 from farpool.transports.rdma.binding import VerbsDomain, VerbsMemory
 
@@ -23,7 +26,7 @@ MOST_BYTES: Final = 1 << 30
 """Pinned for idle buffers at most; operations in flight come on top."""
 
 WHOLE_BYTES: Final = 256 << 20
-"""Objects up to here are registered whole, so that slices of one array share a registration."""
+"""Arrays up to here are registered whole, so that slices of one share a registration."""
 
 Key = tuple[int, int, int]
 
@@ -40,6 +43,7 @@ class Registrations:
         self._entries: OrderedDict[Key, tuple[weakref.ref[object], VerbsMemory]] = OrderedDict()
         self._nbytes = 0
         self._lock = threading.RLock()
+        self._born = fork_count()
 
     def __call__(self, owner: object, address: int, nbytes: int) -> VerbsMemory:
         """Return registered memory that covers a buffer of *owner*.
@@ -48,24 +52,36 @@ class Registrations:
             TransportUnavailable: a limit of registration was met; the message says which.
         """
         root = _root_of(owner)
+        if not _stays(root):
+            return self._register(address, nbytes)
         key = (id(root), *_extent(root, address, nbytes))
+        found = self._find(key, root)
+        if found is not None:
+            return found
+        return self._keep(key, root, self._register(key[1], key[2]))
+
+    def _find(self, key: Key, root: object) -> VerbsMemory | None:
         with self._lock:
             found = self._entries.get(key)
-            if found is not None:
-                self._entries.move_to_end(key)
-                return found[1]
-        memory = self._register(key[1], key[2])
-        try:
-            watch = weakref.ref(root, lambda _: self._forget(key))
-        except TypeError:
-            return memory  # nobody can tell us when it goes: never kept
+            if found is None or found[0]() is not root:
+                return None
+            self._entries.move_to_end(key)
+            return found[1]
+
+    def _keep(self, key: Key, root: object, memory: VerbsMemory) -> VerbsMemory:
+        """Add an entry, unless another thread has; what has to go goes outside of the lock, for that takes time."""
+        gone: list[object] = []
+        watch = weakref.ref(root, lambda _: self._forget(key))
         with self._lock:
-            if key[2] <= WHOLE_BYTES:
-                self._forget_moved(key)
+            found = self._find(key, root)
+            if found is not None:
+                return found
+            gone.append(self._take(key))
             self._entries[key] = watch, memory
             self._nbytes += key[2]
             while self._nbytes > MOST_BYTES or len(self._entries) > MOST_ENTRIES:
-                self._forget(next(iter(self._entries)))
+                gone.append(self._take(next(iter(self._entries))))
+        gone.clear()
         return memory
 
     def _register(self, address: int, nbytes: int) -> VerbsMemory:
@@ -77,24 +93,42 @@ class Registrations:
         self.clear()  # idle buffers of ours may be what fills the limit
         return self._domain.register(None, address, nbytes, self._access)
 
-    def _forget_moved(self, current: Key) -> None:
-        """Drop what an object registered before its memory moved (numpy's resize, for one)."""
-        for key in [key for key in self._entries if key[0] == current[0] and key != current]:
-            self._forget(key)
+    def _take(self, key: Key) -> object:
+        """Remove an entry and return it; the lock is held."""
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self._nbytes -= key[2]
+        return entry
 
     def _forget(self, key: Key) -> None:
+        if self._born != fork_count():
+            return  # a child owns none of them, and a thread that it does not have may hold the lock
         with self._lock:
-            if self._entries.pop(key, None) is not None:
-                self._nbytes -= key[2]
+            entry = self._take(key)
+        del entry
 
     def clear(self) -> None:
         """Drop every idle registration."""
+        if self._born != fork_count():
+            return
         with self._lock:
-            self._entries.clear()
+            entries, self._entries = self._entries, OrderedDict()
             self._nbytes = 0
+        entries.clear()
+
+    @property
+    def pinned(self) -> int:
+        """Bytes that are registered for idle buffers."""
+        return self._nbytes
 
     def __len__(self) -> int:
         return len(self._entries)
+
+
+def _stays(root: Any) -> bool:
+    """Tell whether the memory of *root* stays where it is for as long as that lives: a numpy array's own."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(root, numpy.ndarray) and bool(root.flags.owndata)
 
 
 def _root_of(owner: Any) -> Any:

@@ -110,6 +110,10 @@ class RdmaServer:
         binding, port = self._opened()
         peer = decode_end(params)
         mine = self._pairs.setdefault(session.id, [])
+        if len(mine) >= PAIRS_A_SESSION:
+            for pair in [pair for pair in mine if pair.failed()]:
+                mine.remove(pair)
+                self._close_pair(pair)
         while len(mine) >= PAIRS_A_SESSION:
             self._close_pair(mine.pop(0))
         if sum(map(len, self._pairs.values())) >= self._most_pairs:

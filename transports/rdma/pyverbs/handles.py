@@ -87,7 +87,8 @@ def registration_failure(device: str, limits: Mapping[str, int], nbytes: int, er
     if nbytes > limits["max_mr_size"]:
         return TransportUnavailable(f"{asked}: its limit is {limits['max_mr_size']} bytes a region (max_mr_size)")
     if getattr(error, "error_code", -1) != errno.ENOMEM:
-        return TransportUnavailable(f"{asked}: does the memory allow this access?")
+        code = getattr(error, "error_code", -1)
+        return TransportUnavailable(f"{asked}: does the memory allow this access?", errno=code)
     if locked != resource.RLIM_INFINITY:
         return TransportUnavailable(
             f"{asked}: the limit of locked memory is {locked} bytes in all; "

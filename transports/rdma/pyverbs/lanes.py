@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import threading
 import time
@@ -12,7 +13,7 @@ from weakref import WeakSet
 from farpool.native.checks import buffer_extent
 from farpool.native.delegating_region import DONE, DelegatingRegion
 from farpool.native.fork import fork_count
-from farpool.protocol.errors import DeadlineExceeded, ServerLost, StaleSlab
+from farpool.protocol.errors import DeadlineExceeded, ServerLost, StaleSlab, TransportUnavailable
 from farpool.transports.contract import AwaitableRegion, Region, Ticket
 from farpool.transports.rdma.binding import Connected, OpenPair
 from farpool.transports.rdma.pyverbs.awaitable import AwaitablePyverbsRegion
@@ -29,6 +30,9 @@ MOST_INLINE: Final = 220
 MOST_PARTS: Final = 4096
 MOST_LANES: Final = 4
 LOOK_SECONDS: Final = 0.05
+
+NOT_PINNED: Final = (errno.EFAULT, errno.EOPNOTSUPP)
+"""What the kernel says of memory that a device may not write to: a read-only mapping, or a file's."""
 
 Part = tuple[int, memoryview, object]
 
@@ -210,12 +214,27 @@ class PyverbsRegion(DelegatingRegion):
             address, nbytes = buffer_extent(view)
             if not nbytes:
                 continue
-            memory = self._registrations(owner, address, nbytes)
+            try:
+                memory = self._registrations(owner, address, nbytes)
+            except TransportUnavailable as error:
+                if error.details.get("errno") not in NOT_PINNED:
+                    raise
+                return self._move_in_steps(lane, parts, deadline, inward=inward)
             held.append(memory)
             for start in range(0, nbytes, self._max_message):
                 length = min(self._max_message, nbytes - start)
                 moves.append(Move(base + offset + start, address + start, memory.lkey, length))
         return lane.move(moves, self.params["rkey"], deadline, inward=inward)
+
+    def _move_in_steps(self, lane: Lane, parts: list[Part], deadline: float, *, inward: bool) -> int:
+        """Move parts of any length through the lane's own memory: for memory that the kernel does not pin."""
+        for offset, view, _ in parts:
+            for start in range(0, view.nbytes, STAGING_BYTES):
+                piece = view[start : start + STAGING_BYTES]
+                outcome = self._move_staged(lane, [(offset + start, piece, None)], deadline, inward=inward)
+                if outcome != DONE:
+                    return outcome
+        return DONE
 
 
 class PyverbsLanes:
