@@ -37,6 +37,7 @@ POOL_CALLS: Final[dict[str, Call]] = {
     "slabs": lambda pool, slab: pool.slabs(timeout=TIMEOUT),
     "reserve": lambda pool, slab: pool.reserve(slab, timeout=TIMEOUT),
     "commit": lambda pool, slab: pool.commit([], timeout=TIMEOUT),
+    "release_host": lambda pool, slab: pool.release_host("nowhere", timeout=TIMEOUT),
 }
 SLAB_CALLS: Final[dict[str, Call]] = {
     "read": lambda pool, slab: slab.read(64, timeout=TIMEOUT),

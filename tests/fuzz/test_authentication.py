@@ -120,7 +120,7 @@ def talk(url: str, said: list[Any]) -> list[dict[str, Any]]:
             while data := line.recv(1 << 16):
                 messages = [decode_payload(payload) for payload in decoder.feed(data)]
                 replies += [message[2] for message in messages if message[0] == REPLY]
-        except ConnectionError:
+        except OSError:
             pass  # it ended in the middle of what was said
     return replies
 

@@ -95,8 +95,10 @@ def test_a_wrong_field_is_one_error_reply(target: Target, operation: str) -> Non
         for value in ODD_VALUES:
             frames.append(request(100 + len(frames), operation, {**valid_fields(operation), field: value}))
     answers = target.talk(HELLO, *frames, STAT)[1:]
-    # What takes long is answered when it is done.
-    assert sorted(answer[1] for answer in answers) == [2, *range(100, 100 + len(frames))]
+    # What takes long is answered when it is done; by then this connection may have ended.
+    answered, expected = [answer[1] for answer in answers], {2, *range(100, 100 + len(frames))}
+    assert len(answered) == len(set(answered))
+    assert set(answered) == expected or (operation == "commit" and set(answered) < expected)
     assert [REPLY, 2] in [answer[:2] for answer in answers], "the connection did not go on"
     errors = [answer for answer in answers if answer[0] == ERROR]
     assert all(kind in farpool.FarpoolError.kinds for _, _, kind, *_ in errors), errors
