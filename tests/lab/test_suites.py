@@ -30,7 +30,7 @@ SUITES = {
 }
 
 
-def tests_of(name: str) -> tuple[tuple[str, ...], str]:
+def suite_of(name: str) -> tuple[tuple[str, ...], str]:
     """Return the guest's options, and what pytest is given in it."""
     options, own, chosen = SUITES[name]
     if os.environ.get("LAB_SUITES") == "whole":
@@ -53,7 +53,7 @@ def run_suite(run_lab: RunLab, results: Path, options: tuple[str, ...], tests: s
 
 @pytest.mark.parametrize("name", SUITES)
 def test_the_suite_passes_on_the_device(run_lab: RunLab, tmp_path: Path, name: str) -> None:
-    options, tests = tests_of(name)
+    options, tests = suite_of(name)
     cases = run_suite(run_lab, tmp_path, options, tests)
     skipped = [str(skip.get("message")) for case in cases for skip in case.iter("skipped")]
     assert len(cases) - len(skipped) > 80
