@@ -38,7 +38,7 @@ test: $(MADE)/test $(MADE)/built
 	$(call say,running the tests on $(WORKERS) cores)
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not lab" $(ARGS) || [[ $$? == $(NO_TESTS) ]]
 	@if ! tests/lab/farpool-lab check; then exit 0; fi; echo "==> running the tests of the lab, in guests"; \
-	$(BIN)/python -m pytest -n 2 --dist load -m lab $(ARGS) || [[ $$? == $(NO_TESTS) ]]
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m lab $(ARGS) || [[ $$? == $(NO_TESTS) ]]
 
 # Packages and a kernel first: what is built later may need the headers that they bring.
 lab: $(MADE)/venv
