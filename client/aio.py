@@ -20,6 +20,7 @@ from farpool.client.aio_versions import AwaitableVersions
 from farpool.client.attachment import Attachment
 from farpool.client.deadlines import deadline_after, seconds_left
 from farpool.client.encryption import Tls
+from farpool.client.opening import Opening
 from farpool.client.pool import DEFAULT_TIMEOUT, PoolHandle, open_session
 from farpool.client.session import Session
 from farpool.client.signatures import Batch, CompareSwap, FetchAdd, Load, Read, Store, Transfer
@@ -58,7 +59,7 @@ def connect(
     return Connecting(url, transport, timeout, tenant, token, tls)
 
 
-class Connecting:
+class Connecting(Opening["Pool"]):
     """A pool to be: ``await`` gives it, ``async with`` gives and closes it."""
 
     def __init__(
@@ -71,22 +72,8 @@ class Connecting:
         tls: Tls | None,
     ) -> None:
         self._arguments = (url, transport, timeout, tenant, token, tls)
-        self._pool: Pool | None = None
 
-    def __await__(self) -> Generator[Any, None, Pool]:
-        return self._connect().__await__()
-
-    async def __aenter__(self) -> Pool:
-        self._pool = await self._connect()
-        return self._pool
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        assert self._pool is not None
-        await self._pool.__aexit__(kind, error, traceback)
-
-    async def _connect(self) -> Pool:
+    async def _open(self) -> Pool:
         deadline = deadline_after(self._arguments[2], DEFAULT_TIMEOUT)
         threads = ThreadPoolExecutor(THREADS, thread_name_prefix="farpool-aio")
         try:

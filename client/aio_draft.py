@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Generator, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from farpool.client.attachment import Attachment
 from farpool.client.draft import DraftHandle
+from farpool.client.opening import Opening
 from farpool.client.signatures import Batch, CompareSwap, FetchAdd, Load, Read, Store, Transfer
 from farpool.client.slab import DATA_METHODS
 from farpool.client.tally import Tally
@@ -89,25 +90,14 @@ class Draft(DraftHandle):
         await self.close()
 
 
-class Reserving:
+class Reserving(Opening[Draft]):
     """A draft to be: ``await`` gives it, ``async with`` gives it and discards what was not committed."""
 
     def __init__(self, reserve: Callable[[], Coroutine[Any, Any, Draft]]) -> None:
         self._reserve = reserve
-        self._draft: Draft | None = None
 
-    def __await__(self) -> Generator[Any, None, Draft]:
-        return self._reserve().__await__()
-
-    async def __aenter__(self) -> Draft:
-        self._draft = await self._reserve()
-        return self._draft
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        assert self._draft is not None
-        await self._draft.close()
+    async def _open(self) -> Draft:
+        return await self._reserve()
 
 
 class AwaitableTallied:

@@ -161,6 +161,9 @@ class Attachments:
 
     def allocate(self, request: Allocate, deadline: float) -> Attachment:
         """Make a slab and attach it; if that cannot be, the slab is freed."""
+        return self._make(request, deadline)
+
+    def _make(self, request: Allocate | Reserve, deadline: float) -> Attachment:
         self.sweep()
         reply: Attached | None = None
         try:
@@ -213,18 +216,9 @@ class Attachments:
         """Make a draft of an attached slab and attach it; if that cannot be, the draft is ended."""
         if attachment.mode == "r":
             raise ReadOnly(f'slab {attachment.ticket.label} was opened in mode "r"; open it in mode "rw" to reserve')
-        self.sweep()
         info = attachment.info
         request = Reserve(id=info.id, generation=info.generation, transport=self.transport, copy=copy)
-        reply: Attached | None = None
-        try:
-            reply = self.session.call(request, Attached, deadline, self._free_late)
-            return self.adopt(reply, "rw", deadline)
-        except BaseException:
-            if reply is not None:
-                self._free_late(reply)
-                self.session.flush()
-            raise
+        return self._make(request, deadline)
 
     def commit(self, drafts: Sequence[tuple[Attachment, Callable[[], DraftEnd]]], deadline: float) -> list[SlabInfo]:
         """Commit drafts, each with what lets go of its memory; ``RegionInUse`` commits none."""
