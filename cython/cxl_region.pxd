@@ -40,9 +40,11 @@ cdef class CxlRegion:
     cdef int copy_out(self, uint8_t *target, const uint8_t *source, Py_ssize_t nbytes) except -1
     cdef int copy_in(self, uint8_t *target, const uint8_t *source, Py_ssize_t nbytes) except -1
     cdef void wake(self, Py_ssize_t start, Py_ssize_t nbytes) noexcept nogil
+    cdef object batch(self, list parts, bint writes, object timeout)
     cdef object move(self, object parts, bint writes)
     cdef uint64_t *word(self, Py_ssize_t start, bint writes) except NULL
     cdef uint64_t *atomic_word(self, Py_ssize_t start) except NULL
     cdef int stored(self, Py_ssize_t start, bint atomically) except -1
+    cdef int synchronize(self, object offset, object nbytes, bint ours) except -1
     cdef int sweep(self, Py_ssize_t start, Py_ssize_t nbytes, bint ours) except -1
     cdef tuple check_span(self, object offset, object nbytes)

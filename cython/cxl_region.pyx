@@ -264,22 +264,20 @@ cdef class CxlRegion:
     def readv(self, parts, timeout=None):
         """Fill many buffers in one batch; every range is checked before a byte moves. Return the bytes read."""
         check_timeout(timeout)
-        cdef list listed = list(parts)
-        try:
-            return self.move(listed, False)
-        except StaleSlab as error:
-            stale = error
-        return successor(self.follow, stale).readv(listed, timeout)
+        return self.batch(list(parts), False, timeout)
 
     def writev(self, parts, timeout=None):
         """Write many buffers in one batch; every range is checked before a byte moves. Return the bytes written."""
         check_timeout(timeout)
-        cdef list listed = list(parts)
+        return self.batch(list(parts), True, timeout)
+
+    cdef object batch(self, list parts, bint writes, object timeout):
         try:
-            return self.move(listed, True)
+            return self.move(parts, writes)
         except StaleSlab as error:
             stale = error
-        return successor(self.follow, stale).writev(listed, timeout)
+        region = successor(self.follow, stale)
+        return region.writev(parts, timeout) if writes else region.readv(parts, timeout)
 
     cdef object move(self, object parts, bint writes):
         cdef Py_ssize_t count = len(parts), held = 0, i, total = 0
@@ -442,27 +440,27 @@ cdef class CxlRegion:
 
     def flush(self, offset=0, nbytes=None):
         """Make our stores through views visible to other hosts; nothing to do where the memory is coherent."""
-        try:
-            start, length = self.check_span(offset, nbytes)
-        except StaleSlab as error:
-            stale = error
-        else:
-            if self.incoherent:
-                self.sweep(start, length, True)
-            return
-        successor(self.follow, stale).flush(offset, nbytes)
+        self.synchronize(offset, nbytes, True)
 
     def invalidate(self, offset=0, nbytes=None):
         """Make other hosts' stores visible to our views; nothing to do where the memory is coherent."""
+        self.synchronize(offset, nbytes, False)
+
+    cdef int synchronize(self, object offset, object nbytes, bint ours) except -1:
         try:
             start, length = self.check_span(offset, nbytes)
         except StaleSlab as error:
             stale = error
         else:
             if self.incoherent:
-                self.sweep(start, length, False)
-            return
-        successor(self.follow, stale).invalidate(offset, nbytes)
+                self.sweep(start, length, ours)
+            return 0
+        region = successor(self.follow, stale)
+        if ours:
+            region.flush(offset, nbytes)
+        else:
+            region.invalidate(offset, nbytes)
+        return 0
 
     cdef int sweep(self, Py_ssize_t start, Py_ssize_t nbytes, bint ours) except -1:
         cdef uint8_t *at = self.base + start

@@ -41,6 +41,7 @@ cdef class RemoteRegion:
                        int64_t deadline) except? 0
     cdef int fill(self, bytes fresh, Py_ssize_t offset, int64_t deadline) except -1
     cdef int single(self, uint8_t code, const Py_buffer *view, Py_ssize_t offset, int64_t deadline) except -1
+    cdef object batch(self, list parts, bint writes, int64_t deadline)
     cdef object move(self, object parts, bint writes, int64_t deadline)
     cdef int check_atomics(self) except -1
     cdef int check_span(self, object offset, object nbytes) except -1

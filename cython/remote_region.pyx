@@ -245,22 +245,20 @@ cdef class RemoteRegion:
     def readv(self, parts, timeout=None):
         """Fill many buffers in one batch; every range is checked before a byte moves. Return the bytes read."""
         cdef int64_t deadline = self.until(timeout)
-        cdef list listed = list(parts)
-        try:
-            return self.move(listed, False, deadline)
-        except StaleSlab as error:
-            stale = error
-        return successor(self.follow, stale).readv(listed, self.left(deadline))
+        return self.batch(list(parts), False, deadline)
 
     def writev(self, parts, timeout=None):
         """Write many buffers in one batch; every range is checked before a byte moves. Return the bytes written."""
         cdef int64_t deadline = self.until(timeout)
-        cdef list listed = list(parts)
+        return self.batch(list(parts), True, deadline)
+
+    cdef object batch(self, list parts, bint writes, int64_t deadline):
         try:
-            return self.move(listed, True, deadline)
+            return self.move(parts, writes, deadline)
         except StaleSlab as error:
             stale = error
-        return successor(self.follow, stale).writev(listed, self.left(deadline))
+        region = successor(self.follow, stale)
+        return region.writev(parts, self.left(deadline)) if writes else region.readv(parts, self.left(deadline))
 
     cdef object move(self, object parts, bint writes, int64_t deadline):
         cdef Py_ssize_t count = len(parts), held = 0, i, total = 0, start
