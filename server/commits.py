@@ -70,9 +70,12 @@ class Commits:
 
     async def make(self, session: Session, slab: Slab, draft: Slab, *, copy: bool) -> None:
         """Make the memory of a draft in a thread, and fill it with the slab's bytes if *copy*."""
-        life = self._life
         while slab.moving is not None:
             await slab.moving.wait()
+        await self._make(session, slab, draft, copy=copy, ended="while a draft of it was being made")
+
+    async def _make(self, session: Session | None, slab: Slab, draft: Slab, *, copy: bool, ended: str) -> None:
+        life = self._life
         try:
             fill = copier(life.arena, slab.memory_id, draft.memory_id, slab.nbytes) if copy else None
         except BaseException:
@@ -81,7 +84,7 @@ class Commits:
         await life.make_long(session, draft, fill)
         if slab.state != "live":
             life.abandon(draft)
-            raise StaleSlab(f"{slab.label} has ended while a draft of it was being made", id=slab.id)
+            raise StaleSlab(f"{slab.label} has ended {ended}", id=slab.id)
 
     # Committing ---------------------------------------------------------------------------------------
 
@@ -225,15 +228,7 @@ class Commits:
         slab.moving = asyncio.Event()
         life.close_off(slab)
         try:
-            try:
-                fill = copier(life.arena, slab.memory_id, draft.memory_id, slab.nbytes)
-            except BaseException:
-                life.abandon(draft)
-                raise
-            await life.make_long(None, draft, fill)
-            if slab.state != "live":
-                life.abandon(draft)
-                raise StaleSlab(f"{slab.label} has ended meanwhile", id=slab.id)
+            await self._make(None, slab, draft, copy=True, ended="meanwhile")
             life.admit_copy(draft)
             self.replace([Replacement(slab, draft, slab.checksums, slab.commits)])
         finally:

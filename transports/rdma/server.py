@@ -111,9 +111,7 @@ class RdmaServer:
         peer = decode_end(params)
         mine = self._pairs.setdefault(session.id, [])
         if len(mine) >= PAIRS_A_SESSION:
-            for pair in [pair for pair in mine if pair.failed()]:
-                mine.remove(pair)
-                self._close_pair(pair)
+            self._close_failed(mine)
         while len(mine) >= PAIRS_A_SESSION:
             self._close_pair(mine.pop(0))
         if sum(map(len, self._pairs.values())) >= self._most_pairs:
@@ -142,9 +140,12 @@ class RdmaServer:
     def _reclaim_failed(self) -> None:
         """Destroy the queue pairs that their device has given up."""
         for pairs in self._pairs.values():
-            for pair in [pair for pair in pairs if pair.failed()]:
-                pairs.remove(pair)
-                self._close_pair(pair)
+            self._close_failed(pairs)
+
+    def _close_failed(self, pairs: list[VerbsPair]) -> None:
+        for pair in [pair for pair in pairs if pair.failed()]:
+            pairs.remove(pair)
+            self._close_pair(pair)
 
     def _reclaim(self) -> None:
         assert self._context is not None
