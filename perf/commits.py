@@ -13,8 +13,12 @@ from typing import Final
 
 import farpool
 from farpool import Pool, Slab
-from farpool.perf.rounds import Contender, Speed, alternate, in_python
-from farpool.perf.rows import BULK_NBYTES, Row
+from farpool.perf.emulation import is_emulated
+from farpool.perf.limit_contenders import Limit
+from farpool.perf.measurement import measure
+from farpool.perf.rounds import Contender, in_python
+from farpool.perf.rows import Row
+from farpool.perf.workloads import Workload
 
 __all__ = ["main", "run"]
 
@@ -32,23 +36,14 @@ def run(url: str, transport: str, seconds: float = 0.25) -> Generator[Row]:
         with verified.reserve() as draft:
             draft.write(bytes(SLAB_NBYTES))
             draft.commit()
+        emulated = is_emulated(transport, pool.stat().arena)
         for nbytes in READS:
-            ours, limit = alternate(_reads(verified, nbytes), _reads(plain, nbytes), seconds)
-            assert limit is not None
-            yield _read_row(transport, nbytes, ours, limit)
+            limit = Limit(_reads(plain, nbytes), "the same read, not verified")
+            workload = Workload("verified read_into", nbytes, _reads(verified, nbytes), limit)
+            yield measure(workload, seconds, transport=transport, emulated=emulated)
         for nbytes in COMMITS:
-            speed, _ = alternate(_commits(pool, nbytes), None, seconds)
-            yield Row(
-                transport=transport,
-                op="reserve+write+commit",
-                nbytes=nbytes,
-                batch=1,
-                clients=1,
-                p50_us=speed.p50_us,
-                p99_us=speed.p99_us,
-                ops_s=speed.calls_s,
-                gb_s=speed.calls_s * nbytes / 1e9,
-            )
+            workload = Workload("reserve+write+commit", nbytes, _commits(pool, nbytes), Limit(None, ""))
+            yield measure(workload, seconds, transport=transport, emulated=emulated)
 
 
 def _reads(slab: Slab, nbytes: int) -> Contender:
@@ -71,25 +66,6 @@ def _commits(pool: Pool, nbytes: int) -> Contender:
                 draft.commit()
 
     return in_python(commit, list(range(16)))
-
-
-def _read_row(transport: str, nbytes: int, ours: Speed, limit: Speed) -> Row:
-    bulk = nbytes >= BULK_NBYTES
-    return Row(
-        transport=transport,
-        op="verified read_into",
-        nbytes=nbytes,
-        batch=1,
-        clients=1,
-        p50_us=ours.p50_us,
-        p99_us=ours.p99_us,
-        ops_s=ours.calls_s,
-        gb_s=ours.calls_s * nbytes / 1e9,
-        limit=limit.calls_s * nbytes / 1e9 if bulk else limit.p50_us,
-        ratio=ours.calls_s / limit.calls_s if bulk else limit.p50_us / ours.p50_us,
-        limit_name="the same read, not verified",
-        limit_unit="GB/s" if bulk else "us",
-    )
 
 
 def main(arguments: Sequence[str]) -> None:
