@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -30,7 +31,7 @@ Tell = Callable[..., None]
 Words = NDArray[np.uint64]
 
 
-class Worker:
+class Worker(ABC):
     """What all roles share: one session, the faults that it survives, and what the board is told."""
 
     def __init__(self, order: Order, board: Board, tell: Tell) -> None:
@@ -92,9 +93,9 @@ class Worker:
         self.own = slab
         self.board.put(self.slot, Word.SLAB, slab.id)
 
+    @abstractmethod
     def turn(self) -> None:
         """Do something, and look at what there is to be seen."""
-        raise NotImplementedError
 
     def must_have_ended(self, session: int, error: farpool.StaleSlab) -> None:
         """Hold the server to its word: nobody ends our slabs while our session goes on."""

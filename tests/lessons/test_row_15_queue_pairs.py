@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
 import pytest
+from tests.contexts import server_context
 
 import farpool
-from farpool.transports.contract import ServedSession, ServerContext
+from farpool.transports.contract import ServedSession
 from farpool.transports.rdma import server as rdma_server
 from farpool.transports.rdma.binding import Binding, VerbsPair
 from farpool.transports.rdma.ports import Port
@@ -96,17 +97,7 @@ async def served(monkeypatch: pytest.MonkeyPatch) -> RdmaServer:
     monkeypatch.setattr(rdma_server, "open_port", binding.open_port)
     monkeypatch.setattr(rdma_server, "RECLAIM_SECONDS", 0.01)
     half = RdmaServer()
-    await half.start(
-        ServerContext(
-            loop=asyncio.get_running_loop(),
-            socket_path="",
-            generations_path="",
-            generations_nbytes=0,
-            settings={"max_queue_pairs": 12},
-            report=lambda event, fields: None,
-            session_of=lambda number: None,
-        )
-    )
+    await half.start(server_context({"max_queue_pairs": 12}))
     return half
 
 

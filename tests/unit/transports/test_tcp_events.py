@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from tests.contexts import server_context
 
 from farpool.native import tcp_wire
-from farpool.transports.contract import ServerContext
 from farpool.transports.tcp.server import TcpServer
 
 Reports = asyncio.Queue[tuple[str, str]]
@@ -26,17 +26,7 @@ async def port() -> AsyncIterator[tuple[int, Reports]]:
         reports.put_nowait((kind, fields["reason"]))
 
     server = TcpServer()
-    await server.start(
-        ServerContext(
-            loop=asyncio.get_running_loop(),
-            socket_path="",
-            generations_path="",
-            generations_nbytes=0,
-            settings={"threads": 1},
-            report=report,
-            session_of=lambda number: None,
-        )
-    )
+    await server.start(server_context({"threads": 1}, report))
     yield server.offer()["port"], reports
     await server.stop()
 

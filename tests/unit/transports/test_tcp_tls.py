@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from tests.certificates import authority
+from tests.contexts import server_context
 
 from farpool.native import tcp_wire
 from farpool.protocol.errors import AuthenticationFailed
-from farpool.transports.contract import ServerContext
 from farpool.transports.tcp.server import TcpServer
 
 tls = pytest.importorskip("farpool.native.tls", reason="built only where libssl-dev is: apt-get install libssl-dev")
@@ -35,18 +35,8 @@ async def port() -> AsyncIterator[tuple[int, Reports]]:
 
     own = authority().server()
     server = TcpServer()
-    await server.start(
-        ServerContext(
-            loop=asyncio.get_running_loop(),
-            socket_path="",
-            generations_path="",
-            generations_nbytes=0,
-            settings={"threads": 1},
-            report=report,
-            session_of=lambda number: None,
-            encryptor=tls.TlsServer(own.certificate, own.key),
-        )
-    )
+    encryptor = tls.TlsServer(own.certificate, own.key)
+    await server.start(server_context({"threads": 1}, report, encryptor=encryptor))
     reactor = server._reactor  # pyright: ignore[reportPrivateUsage]  no session is needed to open a slot
     assert reactor is not None
     assert (reactor.admit(1, OPEN), reactor.admit(2, ENCRYPTED, True)) == (0, 1)
