@@ -18,13 +18,17 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(1800)]
 RDMA = ("--rdma",)
 DEVICE = ("--cxl", "768M", "--cxl-kind", "nvdimm")
 """Ordinary memory to the guest: what QEMU emulates of CXL costs 30 ms a MiB, and the driver above it is the same."""
+SMALL_DEVICE = ("--cxl", "256M", "--cxl-kind", "nvdimm")
+"""For the tests of rdma that register a device's memory."""
 LESSONS = "tests/lessons/test_row_1[5689]_*.py"
 CONFORMANCE = "tests/conformance"
 CORE = tuple(f"{CONFORMANCE}/test_{name}.py" for name in ("transfers", "words", "lifetime", "restarting", "commits"))
 """What differs most between transports. ``LAB_SUITES=whole`` runs all of the suite: half an hour more."""
+MISSING = ("no RDMA device", "no DAX device", "pyverbs")
+"""What no test of these may be passed over for."""
 SLOWEST = "processes_lose_no_update and sync"
 SUITES = {
-    "rdma": (RDMA, f"tests/rdma {LESSONS}", "--transport rdma"),
+    "rdma": ((*RDMA, *SMALL_DEVICE), f"tests/rdma {LESSONS}", "--transport rdma"),
     "rdma-pyverbs": (RDMA, "", "--transport 'rdma?verbs=pyverbs'"),
     "cxl-device": (DEVICE, "tests/devices", "--transport cxl-device"),
 }
@@ -34,7 +38,7 @@ def suite_of(name: str) -> tuple[tuple[str, ...], str]:
     """Return the guest's options, and what pytest is given in it."""
     options, own, chosen = SUITES[name]
     if os.environ.get("LAB_SUITES") == "whole":
-        return options, f"{own} {CONFORMANCE} {chosen}"
+        return options, f"{own} {'tests/linearizability ' if name == 'rdma' else ''}{CONFORMANCE} {chosen}"
     kept = f"not ({SLOWEST})" + (" and not aio" if name == "rdma-pyverbs" else "")
     return options, f"{own} {' '.join(CORE)} {chosen} -k '{kept}'"
 
@@ -57,4 +61,4 @@ def test_the_suite_passes_on_the_device(run_lab: RunLab, tmp_path: Path, name: s
     cases = run_suite(run_lab, tmp_path, options, tests)
     skipped = [str(skip.get("message")) for case in cases for skip in case.iter("skipped")]
     assert len(cases) - len(skipped) > 80
-    assert [reason for reason in skipped if "no RDMA device" in reason or "pyverbs" in reason] == []
+    assert [reason for reason in skipped for missing in MISSING if missing in reason] == []
