@@ -18,7 +18,7 @@ from farpool.client import grants
 from farpool.client.aio_draft import Draft, Reserving
 from farpool.client.aio_versions import AwaitableVersions
 from farpool.client.attachment import Attachment
-from farpool.client.deadlines import deadline_after, seconds_left
+from farpool.client.deadlines import deadline_after, not_sent, seconds_left
 from farpool.client.encryption import Tls
 from farpool.client.opening import Opening
 from farpool.client.pool import DEFAULT_TIMEOUT, PoolHandle, open_session
@@ -227,7 +227,7 @@ class Pool(PoolHandle):
             self._check()
             if self._waits is None:
                 self._waits = ThreadPoolExecutor(WAITS, thread_name_prefix="farpool-aio-wait")
-            value = await _run(self._waits, deadline, _keep, waiter.look)
+            value = await _run(self._waits, deadline, _keep, waiter.look, late=waiter.late)
             if value is not None:
                 return value
 
@@ -369,13 +369,14 @@ async def _run(
     undo: Callable[[T], None],
     function: Callable[[Unpack[Arguments]], T],
     *arguments: *Arguments,
+    late: Callable[[], DeadlineExceeded] = not_sent,
 ) -> T:
     """Await *function* in a thread, and keep its place in the queue of threads until *deadline*.
 
     Once it runs, the function keeps its own time. If the caller is cancelled, *undo* what it returns later.
 
     Raises:
-        DeadlineExceeded: no thread was free in time; nothing was done.
+        DeadlineExceeded: no thread was free in time and nothing was done, in the words of *late*.
     """
     future = threads.submit(function, *arguments)
     expiry = _Expiry(future)
@@ -384,7 +385,7 @@ async def _run(
         return await asyncio.wrap_future(future)
     except asyncio.CancelledError:
         if expiry.was_the_reason():
-            raise DeadlineExceeded("too many calls of this pool wait for its server; this one was not sent") from None
+            raise late() from None
         future.add_done_callback(lambda done: _undo_result(done, undo))
         raise
     finally:

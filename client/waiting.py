@@ -11,6 +11,7 @@ from time import monotonic, sleep
 from typing import Final, Protocol, cast
 
 from farpool.client.attachment import Attachment
+from farpool.client.deadlines import not_sent
 from farpool.client.versions import Versions
 from farpool.protocol.errors import DeadlineExceeded, FarpoolError, InvalidArgument, StaleSlab
 from farpool.protocol.message_base import Done
@@ -53,6 +54,7 @@ class Waiter:
         self._expected = expected
         self._deadline = deadline
         self._alone_until = 0.0
+        self._has_looked = False
 
     def wait(self) -> int:
         """Return the word once it has changed; raise ``DeadlineExceeded``."""
@@ -71,9 +73,16 @@ class Waiter:
             return None
         if value != self._expected:
             return value
+        self._has_looked = True
         if self._left():
             return None
-        raise DeadlineExceeded(
+        raise self.late()
+
+    def late(self) -> DeadlineExceeded:
+        """Return what to say of a deadline that has passed, now or before the next look could begin."""
+        if not self._has_looked:
+            return not_sent()
+        return DeadlineExceeded(
             f"slab {self._attachment.ticket.label}: the word at offset {self._offset} has stayed {self._expected} "
             "until the deadline; raise timeout=, or see who should change it"
         )

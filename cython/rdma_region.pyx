@@ -22,7 +22,7 @@ import errno
 from farpool.protocol.errors import ServerLost, TransportUnavailable
 
 # What the kernel says of memory that a device may not write to: a read-only mapping, or a file's.
-NOT_PINNED = (errno.EFAULT, errno.EOPNOTSUPP)
+_NOT_PINNED = (errno.EFAULT, errno.EOPNOTSUPP)
 
 cdef enum:
     STAGED_BYTES = 16384        # buffers up to here are copied; a registration costs more
@@ -209,7 +209,7 @@ cdef class RdmaRegion(RemoteRegion):
                             <object> operation.views[i].obj, <size_t> operation.views[i].buf, operation.parts[i].length
                         )
                     except TransportUnavailable as error:
-                        if error.details.get("errno") not in NOT_PINNED:
+                        if error.details.get("errno") not in _NOT_PINNED:
                             raise
                         return self.run_in_steps(lane, operation, inward, deadline)
                     held.append(registered)
