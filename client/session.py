@@ -1,7 +1,8 @@
 """A session with one server: it outlives its connections, and says Goodbye at its end.
 
 Before each request the connection is looked at; one that has ended is replaced, and the session resumed with
-its secret. A request that was out when the connection broke is sent again if doing it twice does no harm.
+its secret; where none comes, the keeper sees to that. A request that was out when the connection broke is sent again
+if doing it twice does no harm.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from farpool.client.credentials import ANONYMOUS, Credentials
 from farpool.client.deadlines import seconds_left
 from farpool.client.dialing import dial
 from farpool.client.encryption import encrypt
+from farpool.client.keeper import keep, release
 from farpool.native.control_channel import ControlChannel
 from farpool.native.fork import fork_count
 from farpool.protocol.addresses import Address, fill_host
@@ -105,6 +107,7 @@ class Session:
         self.on_event: Callable[[str, dict[str, Any]], None] = _ignore
         self._credentials = credentials
         self._welcome: Welcome | None = None
+        self._resume: ResumeKey | None = None
         self._connection: Connection | None = None
         self._connecting = threading.RLock()
         self._parting: deque[bytes] = deque()
@@ -233,9 +236,9 @@ class Session:
             try:
                 return self._connect(deadline)
             except AuthenticationFailed as error:
-                if self._welcome is None or error.details.get("certificate"):
+                if self._resume is None or error.details.get("certificate"):
                     raise
-                self._welcome = None  # the old session has ended: open a new one
+                self._resume = None  # the old session has ended: open a new one
                 continue
             except OSError as error:
                 if isinstance(error, FarpoolError) and not isinstance(error, ServerLost):
@@ -254,19 +257,23 @@ class Session:
         channel = ControlChannel(fd, MAX_FRAME_BYTES, encrypt(fd, self.address, self.tls, deadline))
         connection = Connection(channel, self._parting, self._event)
         try:
-            self._welcome = self._say_hello(connection, deadline)
-            channel.start_heartbeat(encode_request(0, Heartbeat()), self._welcome.heartbeat)
+            welcome = self._say_hello(connection, deadline)
+            channel.start_heartbeat(encode_request(0, Heartbeat()), welcome.heartbeat)
         except BaseException:
             connection.fail("no session was opened")
             raise
+        self._welcome = welcome
+        self._resume = ResumeKey(session=welcome.session, secret=welcome.secret)
         self._connection = connection
         if self._closed:
             connection.fail("the pool was closed")
+        else:
+            keep(self, channel.fileno())
         return connection
 
     def _say_hello(self, connection: Connection, deadline: float) -> Welcome:
-        known = self._welcome
-        proving = self._credentials.prove() if known is None else None  # a session that goes on has its own secret
+        # A session that goes on has a secret of its own.
+        proving = self._credentials.prove() if self._resume is None else None
         proof = b""
         if proving is not None:
             challenge = connection.begin(proving.challenge, deadline)
@@ -276,7 +283,7 @@ class Session:
             client=_client_name(),
             tenant=self._credentials.tenant,
             pid=os.getpid(),
-            resume=None if known is None else ResumeKey(session=known.session, secret=known.secret),
+            resume=self._resume,
             proof=proof,
         )
         call = connection.begin(hello, deadline)
@@ -305,6 +312,8 @@ class Session:
         if self._closed:
             return
         self._closed = True
+        if not self.forked:
+            release(self)
         connection, self._connection = self._connection, None
         if connection is None:
             return

@@ -148,9 +148,9 @@ def hold_the_interpreter(pool: farpool.Pool, seconds: str) -> None:
     print("kept" if pool.session_id == session else "ended", flush=True)
 
 
-def overwrite(pool: farpool.Pool) -> None:
-    """Write to a slab without end, be stopped meanwhile, and find out that it has gone."""
-    slab = pool.allocate(4 * MIB)
+def overwrite(pool: farpool.Pool, name: str = "") -> None:
+    """Write to a slab without end, be stopped meanwhile, and find out that it has gone, or is somebody else's."""
+    slab = pool.open(name) if name else pool.allocate(4 * MIB)
     block = b"\xee" * slab.nbytes
     print("ready", slab.id, flush=True)
     while True:
@@ -161,7 +161,7 @@ def overwrite(pool: farpool.Pool) -> None:
             slab.fetch_add(16, 1)
         except farpool.ServerLost:
             continue  # a write in flight: whether it took effect is unknown
-        except farpool.StaleSlab:
+        except (farpool.StaleSlab, farpool.SlabBusy):
             break
     again = pool.allocate(4096)
     again.write(b"again")

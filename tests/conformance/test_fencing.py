@@ -79,6 +79,32 @@ def test_late_stores_reach_nobody(impatient: EmbeddedServer, transport: str, sta
         assert child.returncode == 0, errors
 
 
+def test_who_has_a_slab_alone_has_it_where_a_stopped_holder_cannot_reach(
+    impatient: EmbeddedServer, transport: str, start_child: StartChild
+) -> None:
+    with farpool.connect(impatient.url, transport=transport, timeout=WITHIN) as pool:
+        pool.allocate(NBYTES, name="left", lease="persistent").close()
+        child = start_child("overwrite", impatient.url, transport, "left")
+        assert line_of(child)[0] == "ready"
+        stop(child)
+        deadline = time.monotonic() + WITHIN
+        while True:
+            try:
+                mine = pool.open("left", exclusive=True)
+                break
+            except farpool.SlabBusy:
+                assert time.monotonic() < deadline, "its session lives on"
+                time.sleep(0.02)
+        assert set(mine.read(NBYTES)) <= {0, 0xEE, 1}
+        mine.write(OURS)
+        child.send_signal(signal.SIGCONT)
+        assert line_of(child) == ["stale", "again"]
+        assert mine.read(NBYTES) == OURS
+        mine.free()
+        _, errors = child.communicate(timeout=WITHIN)
+        assert child.returncode == 0, errors
+
+
 def test_who_holds_the_interpreter_keeps_its_session(
     impatient: EmbeddedServer, transport: str, start_child: StartChild
 ) -> None:

@@ -66,6 +66,28 @@ def test_killed(own_server: EmbeddedServer, pools: dict[str, AnyPool], transport
             late.open("sync persistent")
 
 
+def test_taken_over(own_server: EmbeddedServer, pools: dict[str, AnyPool], transport: str) -> None:
+    """Another server goes on with the sessions; connections of every kind are made anew."""
+    slabs = {api: pool.allocate(70_000, name=api) for api, pool in pools.items()}
+    sessions = {api: pool.session_id for api, pool in pools.items()}
+    for slab in slabs.values():
+        slab.write(b"before", 65_000)
+    draft = slabs["sync"].reserve(copy=True)
+    draft.write(b"committed", 100)
+    own_server.take_over()
+    for slab in slabs.values():
+        assert slab.read(6, 65_000) == b"before"
+        assert slab.write(b"after", 65_000) == 5
+        assert slab.fetch_add(8, 1) == 0
+    draft.commit()
+    for api, pool in pools.items():
+        assert pool.open("sync", mode="r").read(9, 100) == b"committed"
+        assert pool.session_id == sessions[api]
+        assert pool.allocate(4096).read(1) == b"\0"
+    with farpool.connect(own_server.url, transport=transport) as late:
+        assert late.open("aio").read(5, 65_000) == b"after"
+
+
 def test_without_its_slabs(own_server: EmbeddedServer, pools: dict[str, AnyPool]) -> None:
     """One file was lost while the server was dead, one slab freed by its sessions's end: both are stale, not empty."""
     for api, pool in pools.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from contextlib import ExitStack
 
 import pytest
 from tests.faults.conftest import APIS, TRANSPORTS, Serve, StartClient, patience, until
@@ -84,6 +85,21 @@ def test_a_client_goes_on_by_itself_after_a_restart(
                 return look.stat().sessions == 2
 
             until(is_noted, "the client's session and this one are left")
+
+
+async def test_clients_that_make_no_call_keep_their_sessions(serve: Serve) -> None:
+    grace = 2.0
+    server = serve(resume_grace=grace)
+    with ExitStack() as stack:
+        pools = [stack.enter_context(farpool.connect(server.url, transport=transport)) for transport in TRANSPORTS]
+        slabs = [pool.allocate(4096) for pool in pools]
+        async with farpool.aio.connect(server.url) as awaited:
+            awaited_slab = await awaited.allocate(4096)
+            server.kill()
+            server.start()
+            time.sleep(grace + 1)  # noqa: ASYNC251  the event loop need not run
+            assert await awaited_slab.read(4) == bytes(4)
+            assert [slab.read(4) for slab in slabs] == [bytes(4)] * len(slabs)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

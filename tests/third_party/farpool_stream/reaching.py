@@ -18,6 +18,7 @@ from farpool.protocol.errors import (
     OutOfBounds,
     ReadOnly,
     ServerLost,
+    SlabBusy,
     StaleSlab,
 )
 from farpool.protocol.messages import Offer
@@ -161,6 +162,8 @@ class StreamRegion:
                     sent = True
                     status, word = self._line.ask(request, payload, target, left)
                 break
+            except SlabBusy:  # another session has it for itself by now
+                raise
             except (TimeoutError, BlockingIOError) as error:
                 self._line.check()
                 raise DeadlineExceeded(f"{operation.name} on slab {self._ticket.label} did not end in time") from error
