@@ -25,7 +25,7 @@ ALONE_SECONDS: Final = 0.0005
 ASKING_SECONDS: Final = 0.05
 """How long the server may take to say that others' stores wake us; meanwhile nobody looks at the word."""
 
-LAST_SECONDS: Final = 0.02
+LAST_SECONDS: Final = 0.05
 """How long before the deadline the server must have answered; from then on we look ourselves."""
 
 LONGEST_PAUSE: Final = 0.001
@@ -66,11 +66,16 @@ class Waiter:
         """Wait for at most a second; return the word if it has changed. Raises ``DeadlineExceeded``."""
         self._attachment.session.check()
         region = _parking(self._attachment)
+        is_last = self._left() <= LAST_SECONDS
         try:
             value = self._look_from_afar() if region is None else self._look_at(region)
         except StaleSlab as error:
             self._attachment = self._versions.renew(self._attachment, error, self._deadline)
             return None
+        except DeadlineExceeded as error:
+            if is_last and self._has_looked:  # it had no time for this look, and that says nothing of the server
+                raise self.late() from error
+            raise
         if value != self._expected:
             return value
         self._has_looked = True

@@ -161,6 +161,15 @@ def no_child_left() -> Iterator[None]:
     assert not left, f"the test left child processes: {left}"
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c_as_before() -> Iterator[None]:
+    """Fail a test after which Ctrl-C does not do what it did."""
+    before = signal.getsignal(signal.SIGINT), signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    yield
+    after = signal.getsignal(signal.SIGINT), signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    assert after == before, "the test has changed what Ctrl-C does"
+
+
 @pytest.fixture
 def no_leak() -> Iterator[None]:
     """Hold one test to its descriptors and threads as well."""
