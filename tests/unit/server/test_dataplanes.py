@@ -13,10 +13,10 @@ import pytest
 
 from farpool.protocol.errors import InvalidArgument, TransportUnavailable
 from farpool.server import dataplanes
-from farpool.server.arena import DirectoryArena
 from farpool.server.catalog import Catalog
 from farpool.server.dataplanes import DataPlanes, transport_settings
 from farpool.server.deadlines import Deadlines
+from farpool.server.directory_arena import DirectoryArena
 from farpool.server.generations import GenerationFile
 from farpool.server.lifecycle import LONG_BYTES, Lifecycle
 from farpool.server.sessions import SessionEvent
