@@ -11,10 +11,11 @@ import asyncio
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, TypeVarTuple, Unpack
 
-from farpool.client import grants
+from farpool.client import freeing, grants
 from farpool.client.aio_draft import Draft, Reserving
 from farpool.client.aio_threads import in_own_thread, in_thread, keep
 from farpool.client.aio_versions import AwaitableVersions
@@ -150,9 +151,8 @@ class Pool(PoolHandle):
         self, sizes: Iterable[int | str], *, lease: Lease = "session", timeout: float | None = None
     ) -> list[Slab]:
         """Make many slabs; see :meth:`farpool.Pool.allocate_many`."""
-        made = await self._run(
-            self._deadline(timeout), self._attachments.abandon, self._allocate_many, list(sizes), lease
-        )
+        undo = partial(freeing.abandon, self._attachments)
+        made = await self._run(self._deadline(timeout), undo, self._allocate_many, list(sizes), lease)
         return [Slab(self, attachment) for attachment in made]
 
     async def free_many(self, slabs: Iterable[Slab], *, timeout: float | None = None) -> None:
@@ -214,7 +214,7 @@ class Pool(PoolHandle):
 
     async def free(self, attachment: Attachment, timeout: float | None) -> None:
         """Free one slab."""
-        await self._run(self._deadline(timeout), keep, attachment.free)
+        await self._run(self._deadline(timeout), keep, freeing.free, attachment)
 
     async def ask(
         self, question: Callable[[Unpack[Arguments], float], T], *arguments: *Arguments, timeout: float | None
@@ -366,7 +366,7 @@ def _close(attachment: Attachment) -> None:
 
 
 def _abandon(attachment: Attachment) -> None:
-    attachment.abandon()
+    freeing.abandon(attachment.owner, [attachment])
 
 
 def _close_opened(opened: tuple[Session, Selection, float]) -> None:
