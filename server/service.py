@@ -59,7 +59,8 @@ from farpool.server.authentication import Authentication, Exchange
 from farpool.server.commits import Commits
 from farpool.server.deadlines import Clock
 from farpool.server.handover import Handover
-from farpool.server.lifecycle import LONG_BYTES, REVOKED, Lifecycle
+from farpool.server.lifecycle import REVOKED, Lifecycle
+from farpool.server.long_work import LONG_BYTES
 from farpool.server.peers import Peer
 from farpool.server.quotas import Rates, check_sessions
 from farpool.server.sessions import Channel, Session, SessionState
@@ -124,7 +125,7 @@ class PoolService:
         self.access = Access(life, tenants, self._commits.move)
         self._administration = Administration(life, tenants, self.access)
         self._rates = Rates(clock, tenants.limits)
-        life.quota_of = tenants.limits
+        life.making.quota_of = tenants.limits
         life.withdrawn = self.waiting.withdraw
 
     def welcome(
@@ -236,17 +237,17 @@ class PoolService:
         if request.transport:
             self.life.planes.check(request.transport)
         try:
-            slab = self.life.prepare(session, nbytes, name, lease, _domain_of(request))
+            slab = self.life.making.prepare(session, nbytes, name, lease, _domain_of(request))
             if slab.charged > LONG_BYTES:
                 return self._allocate_long(session, slab, request.transport)
-            self.life.make(slab)
+            self.life.making.make(slab)
             return self._admitted(session, slab, request.transport)
         except PoolFull as error:
             raise self._with_numbers(error, nbytes) from error
 
     async def _allocate_long(self, session: Session, slab: Slab, transport: str) -> Attached:
         try:
-            await self.life.make_long(session, slab)
+            await self.life.making.make_long(session, slab)
             return self._admitted(session, slab, transport)
         except PoolFull as error:
             raise self._with_numbers(error, slab.nbytes) from error

@@ -90,8 +90,8 @@ def life_in(folder: Path, kind: str) -> Generator[Lifecycle]:
 
 def make(life: Lifecycle, session: Session, name: str | None, byte: bytes, base: Slab | None = None) -> Slab:
     lease = "persistent" if base is None else "session"
-    slab = life.prepare(session, NBYTES, name, lease, draft_of=None if base is None else base.id)
-    life.make(slab)
+    slab = life.making.prepare(session, NBYTES, name, lease, draft_of=None if base is None else base.id)
+    life.making.make(slab)
     life.admit(session, slab, "")
     with memoryview(slab.memory()) as view:
         view[:NBYTES] = byte * NBYTES
