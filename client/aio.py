@@ -11,14 +11,16 @@ import asyncio
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, TypeVarTuple, Unpack
 
-from farpool.client import grants
+from farpool.client import freeing, grants
 from farpool.client.aio_draft import Draft, Reserving
+from farpool.client.aio_threads import in_own_thread, in_thread, keep
 from farpool.client.aio_versions import AwaitableVersions
 from farpool.client.attachment import Attachment
-from farpool.client.deadlines import deadline_after, not_sent, seconds_left
+from farpool.client.deadlines import deadline_after
 from farpool.client.encryption import Tls
 from farpool.client.opening import Opening
 from farpool.client.pool import DEFAULT_TIMEOUT, PoolHandle, open_session
@@ -28,7 +30,7 @@ from farpool.client.slab import DATA_METHODS, SlabHandle, keep_error
 from farpool.client.transports import AUTO, Selection
 from farpool.client.versions import VersionedRegion, Versions
 from farpool.client.waiting import Waiter, notify
-from farpool.protocol.errors import DeadlineExceeded, InvalidArgument, StaleSlab
+from farpool.protocol.errors import InvalidArgument, StaleSlab
 from farpool.protocol.grant_messages import GrantInfo
 from farpool.protocol.messages import Quarantined, ServerStat, SlabInfo
 from farpool.protocol.units import Lease
@@ -77,7 +79,7 @@ class Connecting(Opening["Pool"]):
         deadline = deadline_after(self._arguments[2], DEFAULT_TIMEOUT)
         threads = ThreadPoolExecutor(THREADS, thread_name_prefix="farpool-aio")
         try:
-            return Pool(*await _run(threads, deadline, _close_opened, open_session, *self._arguments), threads)
+            return Pool(*await in_thread(threads, deadline, _close_opened, open_session, *self._arguments), threads)
         except BaseException:
             threads.shutdown(wait=False)
             raise
@@ -143,32 +145,31 @@ class Pool(PoolHandle):
 
     async def commit(self, drafts: Iterable[Draft], *, timeout: float | None = None) -> None:
         """Let drafts take the place of their slabs' bytes, all or none; see :meth:`farpool.Pool.commit`."""
-        await self._run(self._deadline(timeout), _keep, self.commit_drafts, list(drafts))
+        await self._run(self._deadline(timeout), keep, self.commit_drafts, list(drafts))
 
     async def allocate_many(
         self, sizes: Iterable[int | str], *, lease: Lease = "session", timeout: float | None = None
     ) -> list[Slab]:
         """Make many slabs; see :meth:`farpool.Pool.allocate_many`."""
-        made = await self._run(
-            self._deadline(timeout), self._attachments.abandon, self._allocate_many, list(sizes), lease
-        )
+        undo = partial(freeing.abandon, self._attachments)
+        made = await self._run(self._deadline(timeout), undo, self._allocate_many, list(sizes), lease)
         return [Slab(self, attachment) for attachment in made]
 
     async def free_many(self, slabs: Iterable[Slab], *, timeout: float | None = None) -> None:
         """Free many slabs; see :meth:`farpool.Pool.free_many`."""
-        await self._run(self._deadline(timeout), _keep, self._free_many, list(slabs))
+        await self._run(self._deadline(timeout), keep, self._free_many, list(slabs))
 
     async def stat(self, *, timeout: float | None = None) -> ServerStat:
         """Return the pool's numbers."""
-        return await self._run(self._deadline(timeout), _keep, self._stat)
+        return await self._run(self._deadline(timeout), keep, self._stat)
 
     async def slabs(self, *, timeout: float | None = None) -> list[SlabInfo]:
         """Return what is known of every slab that this tenant may see."""
-        return await self._run(self._deadline(timeout), _keep, self._slabs)
+        return await self._run(self._deadline(timeout), keep, self._slabs)
 
     async def release_host(self, host: str, *, timeout: float | None = None) -> Quarantined:
         """Tell the server that nothing on *host* maps memory any more; see :meth:`farpool.Pool.release_host`."""
-        return await self._run(self._deadline(timeout), _keep, self._release_host, host)
+        return await self._run(self._deadline(timeout), keep, self._release_host, host)
 
     def close(self) -> Closing:
         """End the session; see :meth:`farpool.Pool.close`. Idempotent.
@@ -176,7 +177,7 @@ class Pool(PoolHandle):
         The session ends even if the result is never awaited; awaiting it waits for the server's answer.
         """
         if self._ending is None:
-            self._ending = _start(self._end)
+            self._ending = in_own_thread(self._end)
             self._dismiss_threads()
         ending = self._ending
         return Closing(lambda: asyncio.shield(asyncio.wrap_future(ending)))
@@ -213,13 +214,13 @@ class Pool(PoolHandle):
 
     async def free(self, attachment: Attachment, timeout: float | None) -> None:
         """Free one slab."""
-        await self._run(self._deadline(timeout), _keep, attachment.free)
+        await self._run(self._deadline(timeout), keep, freeing.free, attachment)
 
     async def ask(
         self, question: Callable[[Unpack[Arguments], float], T], *arguments: *Arguments, timeout: float | None
     ) -> T:
         """Ask the server about one slab."""
-        return await self._run(self._deadline(timeout), _keep, question, *arguments)
+        return await self._run(self._deadline(timeout), keep, question, *arguments)
 
     async def wait(self, waiter: Waiter, deadline: float) -> int:
         """Wait for a word, a second of a thread at a time, so that waits take turns where there are many."""
@@ -227,22 +228,22 @@ class Pool(PoolHandle):
             self._check()
             if self._waits is None:
                 self._waits = ThreadPoolExecutor(WAITS, thread_name_prefix="farpool-aio-wait")
-            value = await _run(self._waits, deadline, _keep, waiter.look, late=waiter.late)
+            value = await in_thread(self._waits, deadline, keep, waiter.look, late=waiter.late)
             if value is not None:
                 return value
 
     async def notify(self, attachment: Attachment, offset: int, timeout: float | None) -> None:
         """Let whoever waits for a word look at it now."""
-        await self._run(self._deadline(timeout), _keep, notify, attachment, offset)
+        await self._run(self._deadline(timeout), keep, notify, attachment, offset)
 
     async def renew(self, versions: Versions, seen: Attachment, error: StaleSlab, deadline: float) -> Attachment:
         """Attach what has replaced the memory of a slab, in a thread."""
-        return await self._run(deadline, _keep, versions.renew, seen, error)
+        return await self._run(deadline, keep, versions.renew, seen, error)
 
     async def discard(self, draft: Draft) -> None:
         """End a draft that was not committed."""
         if self._ending is None and not self._session.closed and not draft.committed:
-            await self._run(self._deadline(None), _keep, draft.discard_now)
+            await self._run(self._deadline(None), keep, draft.discard_now)
 
     def flush(self) -> None:
         """Tell the server in a thread what was let go."""
@@ -263,7 +264,7 @@ class Pool(PoolHandle):
     ) -> T:
         """Await *function* of the arguments and the deadline, which counts from now, also while it queues."""
         self._check()
-        return await _run(self._threads, deadline, undo, function, *arguments, deadline)
+        return await in_thread(self._threads, deadline, undo, function, *arguments, deadline)
 
 
 class Slab(SlabHandle):
@@ -360,78 +361,12 @@ class Slab(SlabHandle):
             await self.close()
 
 
-# Threads ----------------------------------------------------------------------------------------------------
-
-
-async def _run(
-    threads: ThreadPoolExecutor,
-    deadline: float,
-    undo: Callable[[T], None],
-    function: Callable[[Unpack[Arguments]], T],
-    *arguments: *Arguments,
-    late: Callable[[], DeadlineExceeded] = not_sent,
-) -> T:
-    """Await *function* in a thread, and keep its place in the queue of threads until *deadline*.
-
-    Once it runs, the function keeps its own time. If the caller is cancelled, *undo* what it returns later.
-
-    Raises:
-        DeadlineExceeded: no thread was free in time and nothing was done, in the words of *late*.
-    """
-    future = threads.submit(function, *arguments)
-    expiry = _Expiry(future)
-    timer = asyncio.get_running_loop().call_later(seconds_left(deadline), expiry)
-    try:
-        return await asyncio.wrap_future(future)
-    except asyncio.CancelledError:
-        if expiry.was_the_reason():
-            raise late() from None
-        future.add_done_callback(lambda done: _undo_result(done, undo))
-        raise
-    finally:
-        timer.cancel()
-
-
-class _Expiry:
-    """Takes a call out of the queue of threads if it is still there."""
-
-    def __init__(self, future: Future[Any]) -> None:
-        self._future = future
-        self._task = asyncio.current_task()
-        self._cancels = self._task.cancelling() if self._task is not None else 0
-        self._expired = False
-
-    def __call__(self) -> None:
-        self._expired = self._future.cancel()
-
-    def was_the_reason(self) -> bool:
-        """Tell whether the call ended by this, and not by somebody who cancelled the caller."""
-        return self._expired and (self._task is None or self._task.cancelling() == self._cancels)
-
-
-def _undo_result(done: Future[T], undo: Callable[[T], None]) -> None:
-    if not done.cancelled() and done.exception() is None:
-        undo(done.result())
-
-
-def _start(function: Callable[[], None]) -> Future[None]:
-    """Run *function* in a thread of its own."""
-    thread = ThreadPoolExecutor(1, thread_name_prefix="farpool-aio-close")
-    future = thread.submit(function)
-    thread.shutdown(wait=False)
-    return future
-
-
-def _keep(result: object) -> None:
-    """Undo nothing."""
-
-
 def _close(attachment: Attachment) -> None:
     attachment.close()
 
 
 def _abandon(attachment: Attachment) -> None:
-    attachment.abandon()
+    freeing.abandon(attachment.owner, [attachment])
 
 
 def _close_opened(opened: tuple[Session, Selection, float]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -21,15 +21,7 @@ from farpool.client.pipeline import Pipeline
 from farpool.client.session import Session
 from farpool.client.verified import Checksums
 from farpool.protocol.addresses import fill_host
-from farpool.protocol.errors import (
-    FarpoolError,
-    InvalidArgument,
-    PermissionDenied,
-    ReadOnly,
-    RegionInUse,
-    ServerLost,
-    StaleSlab,
-)
+from farpool.protocol.errors import FarpoolError, ReadOnly, RegionInUse, ServerLost, StaleSlab
 from farpool.protocol.messages import (
     Allocate,
     Attach,
@@ -37,29 +29,19 @@ from farpool.protocol.messages import (
     Commit,
     Committed,
     Detach,
-    Done,
     DraftEnd,
     Free,
-    Negotiate,
-    Negotiated,
     Open,
     Reply,
     Reserve,
     SlabInfo,
 )
-from farpool.transports.contract import ClientContext, ClientTransport, Mode, Region, Ticket
+from farpool.transports.contract import ClientTransport, Mode, Region, Ticket
 
 __all__ = ["Attachment", "Attachments"]
 
 Key = tuple[int, int]
 """Id of a slab, and generation of the memory of it that is attached: commits give it new ones."""
-
-
-def parse_atomics(atomics: str | None) -> str:
-    """Return what a request says of *atomics*; raise ``InvalidArgument`` for what is no domain."""
-    if atomics not in (None, "cpu", "rdma"):
-        raise InvalidArgument(f'atomics are "cpu" (cxl and tcp) or "rdma", not {atomics!r}')
-    return atomics or ""
 
 
 class Attachment:
@@ -116,19 +98,6 @@ class Attachment:
             return False
         self._gone = True
         return self.owner.forget(self.key, self.serial)
-
-    def free(self, deadline: float) -> None:
-        """End the slab; every attachment that this session has of it goes stale.
-
-        Raises:
-            RegionInUse: views of this attachment are alive; nothing was freed.
-            ReadOnly: it is for reading only; nothing was freed.
-        """
-        self.owner.free(self, deadline)
-
-    def abandon(self) -> None:
-        """Free a slab that its caller will never see: queued, not waited for."""
-        self.owner.abandon((self,))
 
 
 class Held(NamedTuple):
@@ -343,58 +312,6 @@ class Attachments:
         """Queue the word that this session has let go of a slab."""
         self.session.part(Detach(id=key[0], generation=key[1], transport=self.transport))
 
-    def free(self, attachment: Attachment, deadline: float) -> None:
-        """Free the slab of *attachment*, and close what else this session has attached of it."""
-        self.session.check()
-        request = self._free_request_of(attachment)
-        self.sweep()
-        try:
-            self.session.call(request, Done, deadline)
-        except BaseException:
-            if request.detached:  # it may not have arrived
-                self.part_detach(attachment.key)
-            raise
-        self.revoke_all(attachment.info.id)
-
-    def abandon(self, attachments: Iterable[Attachment]) -> None:
-        """Free slabs that their caller will never see: queued, sent together, not waited for."""
-        for attachment in attachments:
-            self.session.part(self._free_request_of(attachment))
-        self.session.flush()
-
-    def _free_request_of(self, attachment: Attachment) -> Free:
-        """Let go of *attachment*, and return the request that says both: one message instead of two."""
-        if attachment.info.tenant != self.session.welcome.tenant:
-            raise PermissionDenied(
-                f'slab {attachment.ticket.label} is the tenant "{attachment.info.tenant}"\'s, which alone may free it; '
-                "close it to let it go"
-            )
-        if attachment.mode == "r":
-            raise ReadOnly(f'slab {attachment.ticket.label} was opened in mode "r"; open it in mode "rw" to free it')
-        detached = self.transport if attachment.withdraw() else ""
-        info = attachment.info
-        return Free(id=info.id, generation=info.generation, detached=detached, memory=info.memory_generation)
-
-    def free_many(self, attachments: Sequence[Attachment], deadline: float) -> None:
-        """Free many slabs with pipelined requests; the first error is raised once all were tried."""
-        self.session.check()
-        self.sweep()
-        errors: list[FarpoolError] = []
-        requests: list[Free] = []
-        for attachment in attachments:
-            try:
-                requests.append(self._free_request_of(attachment))
-            except (PermissionDenied, ReadOnly, RegionInUse) as error:
-                errors.append(error)
-        replies = Pipeline(self.session, requests, Done, deadline).run()
-        for request, reply in zip(requests, replies, strict=True):
-            if request.detached and isinstance(reply, FarpoolError):
-                self.part_detach((request.id, request.memory))
-            self.revoke_all(request.id)
-        errors += [reply for reply in replies if isinstance(reply, FarpoolError)]
-        if errors:
-            raise errors[0]
-
     def revoke(self, key: Key) -> None:
         """Close every attachment of a slab that is gone: its operations raise ``StaleSlab`` from now on."""
         for serial, region in self._regions(key):
@@ -462,15 +379,3 @@ class Attachments:
                 self.revoke((slab_id, generation))
             case _:
                 pass  # draining needs no act of ours; a newer server may send other events
-
-
-def client_context(session: Session, transport: str) -> ClientContext:
-    """Return what a transport's client half is made with."""
-
-    def negotiate(params: Mapping[str, Any], seconds: float) -> Mapping[str, Any]:
-        request = Negotiate(transport=transport, params=dict(params))
-        reply = session.call(request, Negotiated, monotonic() + max(seconds, 0.0))
-        return fill_host(reply.params, session.address)
-
-    options = dict(session.address.options)
-    return ClientContext(options=options, negotiate=negotiate, connected=session.is_connected, tls=session.tls)

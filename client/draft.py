@@ -8,6 +8,7 @@ from typing import Protocol, Self
 
 from farpool.client.attachment import Attachment
 from farpool.client.deadlines import deadline_after
+from farpool.client.freeing import free
 from farpool.client.signatures import Batch, CompareSwap, FetchAdd, Load, Read, Store, Transfer
 from farpool.client.slab import DATA_METHODS, SlabHandle
 from farpool.client.tally import TalliedRegion, Tally
@@ -65,7 +66,7 @@ class DraftHandle(SlabHandle):
         if not self.committed:
             self.committed = True
             with suppress(FarpoolError):
-                self.attachment.free(deadline)
+                free(self.attachment, deadline)
 
 
 class Draft(DraftHandle):

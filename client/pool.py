@@ -8,7 +8,8 @@ from functools import partial
 from types import TracebackType
 from typing import NoReturn, Self, SupportsIndex
 
-from farpool.client.attachment import Attachment, Attachments, client_context, parse_atomics
+from farpool.client import freeing
+from farpool.client.attachment import Attachment, Attachments
 from farpool.client.credentials import find_credentials
 from farpool.client.deadlines import deadline_after, parse_timeout
 from farpool.client.dialing import find_address
@@ -16,7 +17,7 @@ from farpool.client.draft import Draft, DraftHandle
 from farpool.client.encryption import Tls, find_tls
 from farpool.client.session import GOODBYE_SECONDS, Session
 from farpool.client.slab import Slab, SlabHandle, keep_error
-from farpool.client.transports import AUTO, Selection, TransportReport, select_transport
+from farpool.client.transports import AUTO, Selection, TransportReport, client_context, select_transport
 from farpool.protocol.errors import InvalidArgument
 from farpool.protocol.messages import (
     Allocate,
@@ -32,6 +33,7 @@ from farpool.protocol.messages import (
 from farpool.protocol.units import (
     MAX_SLAB_BYTES,
     Lease,
+    parse_atomics,
     parse_lease,
     parse_mode,
     parse_size,
@@ -139,7 +141,7 @@ class PoolHandle:
         return self._attachments.allocate_many(requests, deadline)
 
     def _free_many(self, slabs: Iterable[SlabHandle], deadline: float) -> None:
-        self._attachments.free_many([_attachment_of(slab) for slab in slabs], deadline)
+        freeing.free_many(self._attachments, [_attachment_of(slab) for slab in slabs], deadline)
 
     def _reserve(self, slab: SlabHandle, copy: bool, deadline: float) -> Attachment:
         return self._attachments.reserve(slab.attachment, copy=copy, deadline=deadline)

@@ -8,7 +8,7 @@ from math import prod
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, SupportsIndex, cast
 
-from farpool.client import grants
+from farpool.client import freeing, grants
 from farpool.client.attachment import Attachment
 from farpool.client.deadlines import deadline_after
 from farpool.client.signatures import Batch, CompareSwap, FetchAdd, Load, Read, Store, Sync, Transfer, View
@@ -277,7 +277,7 @@ class Slab(SlabHandle):
             ReadOnly: this handle is for reading only. The client sees to that; the server lets a tenant free its own.
             StaleSlab: it was gone already.
         """
-        self.attachment.free(deadline_after(timeout, self.attachment.ticket.timeout))
+        freeing.free(self.attachment, self._deadline(timeout))
 
     def grant(
         self, tenant: str, *, mode: str = "r", expires: float | None = None, timeout: float | None = None

@@ -5,18 +5,20 @@ Only what may be chosen is imported and probed: asking for tcp loads nothing of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from time import monotonic
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from farpool.client.session import Session
+from farpool.protocol.addresses import fill_host
 from farpool.protocol.errors import DeadlineExceeded, InvalidArgument, TransportUnavailable
-from farpool.protocol.messages import Offer
+from farpool.protocol.messages import Negotiate, Negotiated, Offer
 from farpool.transports.contract import ClientContext, ClientTransport, Probe, Transport
 from farpool.transports.registry import find_transport, transport_names
 
-__all__ = ["AUTO", "Selection", "TransportReport", "select_transport"]
+__all__ = ["AUTO", "Selection", "TransportReport", "client_context", "select_transport"]
 
 AUTO = "auto"
 
@@ -129,3 +131,15 @@ def _probe(
         client.close()
         return None, probe
     return client, Probe(usable=True)
+
+
+def client_context(session: Session, transport: str) -> ClientContext:
+    """Return what a transport's client half is made with."""
+
+    def negotiate(params: Mapping[str, Any], seconds: float) -> Mapping[str, Any]:
+        request = Negotiate(transport=transport, params=dict(params))
+        reply = session.call(request, Negotiated, monotonic() + max(seconds, 0.0))
+        return fill_host(reply.params, session.address)
+
+    options = dict(session.address.options)
+    return ClientContext(options=options, negotiate=negotiate, connected=session.is_connected, tls=session.tls)

@@ -16,6 +16,7 @@ __all__ = [
     "Lease",
     "Mode",
     "format_bytes",
+    "parse_atomics",
     "parse_lease",
     "parse_mode",
     "parse_size",
@@ -124,6 +125,13 @@ def parse_lease(value: object) -> Lease:
             f'lease must be "session", "persistent" or seconds (over 0, at most ten years), not {shown(value)}'
         )
     return seconds
+
+
+def parse_atomics(atomics: str | None) -> str:
+    """Return what a request says of *atomics*; raise ``InvalidArgument`` for what is no domain."""
+    if atomics not in (None, "cpu", "rdma"):
+        raise InvalidArgument(f'atomics are "cpu" (cxl and tcp) or "rdma", not {atomics!r}')
+    return atomics or ""
 
 
 def parse_mode(mode: object) -> Mode:

@@ -229,5 +229,5 @@ class Access:
                 log.warning("revoked slab not moved yet", slab=grant.slab.id, tenant=grant.tenant, reason=str(error))
                 self._try_later(grant, RETRY_SECONDS)
 
-        self._life.wait_for(task)
+        self._life.work.wait_for(task)
         task.add_done_callback(ended)

@@ -31,12 +31,13 @@ from farpool.server.generations import Generations
 from farpool.server.handover import Handover
 from farpool.server.lifecycle import Lifecycle
 from farpool.server.listeners import UnixListener, bind_tcp, refuse_exposure
+from farpool.server.live_settings import LiveSettings
 from farpool.server.memory_watch import MemoryWatch
 from farpool.server.notify import notify, notify_reloading
 from farpool.server.peers import ProcessWatch
 from farpool.server.reconcile import reconcile
 from farpool.server.service import PoolService
-from farpool.server.settings import RELOADABLE, ConfigurationError, ServerSettings, TlsSettings, unknown_variables
+from farpool.server.settings import ConfigurationError, ServerSettings, unknown_variables
 from farpool.server.takeover import Inherited, take_over
 from farpool.server.tenants import Tenants
 from farpool.transports.contract import ServerContext
@@ -102,7 +103,7 @@ class Server:
     """One running server. The event loop's thread alone uses it."""
 
     def __init__(self, settings: ServerSettings, *, takeover: bool = False) -> None:
-        self.settings = settings
+        self._settings = LiveSettings(settings)
         self.handover = Handover(settings.arena, settings.state_dir, self._descriptors, self._tell)
         self._takeover = takeover
         self.addresses: list[Address] = []
@@ -117,8 +118,8 @@ class Server:
 
     async def start(self) -> None:
         """Open the arena, bring back what survived, and listen; the Unix socket has no name yet."""
-        settings = self.settings
-        if not self.authentication_required and not settings.insecure:
+        settings = self._settings.current
+        if not self._settings.authentication_required and not settings.insecure:
             refuse_exposure(settings.listen)
         _raise_descriptor_limit()
         if unknown := unknown_variables(os.environ):
@@ -155,7 +156,7 @@ class Server:
         self._undo.push_async_callback(self._finish)
         await self._start_planes(planes, generations, life)
         tenants = Tenants(catalog, settings.tenants)
-        self.service = PoolService(life, tenants, audit, self, boot_clock, epoch)
+        self.service = PoolService(life, tenants, audit, self._settings, boot_clock, epoch)
         self.service.handover = self.handover
         await self._listen(inherited)
         log.info("arena ready", arena=arena.path, epoch=epoch, **dataclasses.asdict(restored))
@@ -171,8 +172,8 @@ class Server:
             catalog=catalog,
             generations=generations,
             planes=planes,
-            timing=self,
-            capacity=self.settings.capacity,
+            timing=self._settings,
+            capacity=self._settings.current.capacity,
             clock=boot_clock,
             deadlines=deadlines,
             executor=executor,
@@ -180,18 +181,19 @@ class Server:
         return self.life
 
     async def _start_planes(self, planes: DataPlanes, generations: Generations, life: Lifecycle) -> None:
-        for name in self.settings.transports:
+        settings = self._settings.current
+        for name in settings.transports:
             context = ServerContext(
                 loop=self._loop,
-                socket_path=self.settings.unix,
+                socket_path=settings.unix,
                 generations_path=generations.path,
                 generations_nbytes=generations.nbytes,
-                settings=transport_settings(self.settings, name),
+                settings=transport_settings(settings, name),
                 report=_reporter(name),
                 session_of=life.sessions.served,
                 device=life.arena.device,
-                socket_mode=self.settings.socket_bits,
-                coherence=self.settings.coherence,
+                socket_mode=settings.socket_bits,
+                coherence=settings.coherence,
                 encryptor=None if self._keys is None else self._keys.encryptor,
                 watched_offset=generations.watched_offset,
                 changed=self._changed,
@@ -204,7 +206,7 @@ class Server:
 
     async def _listen(self, inherited: Inherited) -> None:
         self._control = ControlPlane(self.service, self._loop, self._keys)
-        listener, address = bind_tcp(self.settings.listen, inherited.take_listener("listen"))
+        listener, address = bind_tcp(self._settings.current.listen, inherited.take_listener("listen"))
         address = dataclasses.replace(address, tls=self._keys is not None)
         self._undo.callback(listener.close)
         self._sockets = {"listen": listener, "unix": self._unix.socket}
@@ -214,7 +216,7 @@ class Server:
         ]
         self._undo.callback(self._close_listeners)
         self._undo.callback(self._control.close)
-        self.addresses = [Address(path=self.settings.unix), address]
+        self.addresses = [Address(path=self._settings.current.unix), address]
         self.service.addresses = [str(address) for address in self.addresses]
 
     def announce(self) -> None:
@@ -229,45 +231,13 @@ class Server:
     def _warn_of_room(self, arena: Arena) -> None:
         if arena.file_system not in MEMORY_FILE_SYSTEMS:
             log.warning("arena is not on a memory file system", arena=arena.path, type=arena.file_system or "unknown")
-        if arena.room < self.settings.capacity:
+        if arena.room < self._settings.current.capacity:
             log.warning(
                 "arena is smaller than the capacity",
                 arena=arena.path,
                 room=format_bytes(arena.room),
-                capacity=format_bytes(self.settings.capacity),
+                capacity=format_bytes(self._settings.current.capacity),
             )
-
-    # What the parts ask of the settings, which may be reloaded ----------------------------------------
-
-    @property
-    def session_timeout(self) -> float:
-        """Seconds of silence that end a session."""
-        return self.settings.session_timeout
-
-    @property
-    def disconnect_grace(self) -> float:
-        """Seconds in which a session without a connection can be resumed."""
-        return self.settings.disconnect_grace
-
-    @property
-    def resume_grace(self) -> float:
-        """Seconds in which a session can be resumed after a restart."""
-        return self.settings.resume_grace
-
-    @property
-    def max_sessions(self) -> int:
-        """Sessions that may be open at once."""
-        return self.settings.max_sessions
-
-    @property
-    def heartbeat(self) -> float:
-        """Seconds between a client's heartbeats."""
-        return self.settings.heartbeat
-
-    @property
-    def authentication_required(self) -> bool:
-        """Whether a client must be known to be let in."""
-        return self.settings.authentication == "required"
 
     # Run ----------------------------------------------------------------------------------------------
 
@@ -298,7 +268,7 @@ class Server:
         self.service.draining = True
         self._close_listeners()
         self._control.broadcast("draining")
-        deadline = boot_clock() + self.settings.drain_timeout
+        deadline = boot_clock() + self._settings.current.drain_timeout
         counters, quiet_since = self.life.planes.counters(), self.service.last_request
         while not at_once and boot_clock() < deadline and self.life.sessions.connected():
             if (now := self.life.planes.counters()) != counters:
@@ -364,36 +334,18 @@ class Server:
         notify_reloading()
         self.service.audit.reopen()
         try:
-            wanted = self.settings.reloaded()
+            changes = self._settings.reload(self._keys)
         except ConfigurationError as error:
             log.error("settings not reloaded", reason=str(error))
         else:
-            before, after = dict(self.settings), dict(wanted)
-            changed = {key: value for key, value in after.items() if value != before[key]}
-            now = {key: value for key, value in changed.items() if key in RELOADABLE}
-            if not self._reload_keys(wanted.tls):
-                now.pop("tls", None)
-            self.settings = self.settings.model_copy(update=now)
-            self.life.slabs.capacity = self.settings.capacity
-            self.service.tenants.configure(self.settings.tenants)
-            logs.configure(self.settings.log_level, self.settings.log_format)
-            later = sorted(set(changed) - set(now))
-            shown = {key: value for key, value in wanted.model_dump().items() if key in now}
+            current = self._settings.current
+            self.life.slabs.capacity = current.capacity
+            self.service.tenants.configure(current.tenants)
+            logs.configure(current.log_level, current.log_format)
             who = {"address": "signal", "administrator": True}  # the kernel does not say whose
-            self.service.audit.note(who, "reload", {"settings": sorted(now)}, "done")
-            log.info("settings reloaded", changed=shown, need_a_restart=later)
+            self.service.audit.note(who, "reload", {"settings": sorted(changes.now)}, "done")
+            log.info("settings reloaded", changed=changes.now, need_a_restart=changes.later)
         notify("READY=1")
-
-    def _reload_keys(self, wanted: TlsSettings | None) -> bool:
-        """Read the certificate again; return False if it stays as it was: TLS comes or goes with a restart alone."""
-        if self._keys is None or wanted is None:
-            return False
-        try:
-            self._keys.load(wanted)
-        except ConfigurationError as error:
-            log.error("the certificate of TLS was not read again", reason=str(error))
-            return False
-        return True
 
 
 def _reporter(transport: str) -> Any:

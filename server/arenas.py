@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from farpool.server.arena import Arena, DirectoryArena
+from farpool.server.arena import Arena
 from farpool.server.device_arena import DeviceArena
+from farpool.server.directory_arena import DirectoryArena
 from farpool.server.settings import ConfigurationError, ServerSettings
 
 __all__ = ["open_arena"]

@@ -17,7 +17,8 @@ from farpool.protocol.checksums import block_of, blocks_in, digest_of, unpack_kn
 from farpool.protocol.commit_messages import MOST_DRAFTS, Commit, DraftEnd, Reserve
 from farpool.protocol.errors import CorruptData, InvalidArgument, PermissionDenied, RegionInUse, SlabBusy, StaleSlab
 from farpool.server.catalog import Change
-from farpool.server.lifecycle import LONG_BYTES, REPLACED, REVOKED, Lifecycle
+from farpool.server.lifecycle import REPLACED, REVOKED, Lifecycle
+from farpool.server.long_work import LONG_BYTES
 from farpool.server.sessions import Session
 from farpool.server.slab_bytes import copier, summer
 from farpool.server.slabs import Checksums, Slab
@@ -62,10 +63,10 @@ class Commits:
         life = self._life
         life.exclusives.check(slab, session)
         life.planes.check(request.transport)
-        draft = life.prepare(session, slab.nbytes, None, "session", slab.atomics, draft_of=slab.id)
+        draft = life.making.prepare(session, slab.nbytes, None, "session", slab.atomics, draft_of=slab.id)
         if request.copy or draft.charged > LONG_BYTES:
             return draft, False
-        life.make(draft)
+        life.making.make(draft)
         return draft, True
 
     async def make(self, session: Session, slab: Slab, draft: Slab, *, copy: bool) -> None:
@@ -79,11 +80,11 @@ class Commits:
         try:
             fill = copier(life.arena, slab.memory_id, draft.memory_id, slab.nbytes) if copy else None
         except BaseException:
-            life.abandon(draft)
+            life.making.abandon(draft)
             raise
-        await life.make_long(session, draft, fill)
+        await life.making.make_long(session, draft, fill)
         if slab.state != "live":
-            life.abandon(draft)
+            life.making.abandon(draft)
             raise StaleSlab(f"{slab.label} has ended {ended}", id=slab.id)
 
     # Committing ---------------------------------------------------------------------------------------
@@ -154,7 +155,7 @@ class Commits:
             return Checksums()
         block = block_of(draft.nbytes)
         work = summer(self._life.arena, draft.memory_id, draft.nbytes, block)
-        words = await self._life.in_thread(work)
+        words = await self._life.work.in_thread(work)
         if digest_of(words, unpack_known(end.known, blocks_in(draft.nbytes, block))) != end.digest:
             self._life.end_slab(draft, REVOKED)
             raise CorruptData(
@@ -224,7 +225,7 @@ class Commits:
             await slab.moving.wait()
             return
         life = self._life
-        draft = life.prepare_copy(slab)
+        draft = life.making.prepare_copy(slab)
         slab.moving = asyncio.Event()
         life.close_off(slab)
         try:

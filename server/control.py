@@ -10,15 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import ssl
-from collections import deque
 from collections.abc import Awaitable
 from typing import Final, cast
 
 import structlog
 
 from farpool.protocol.errors import AuthenticationFailed, FarpoolError, ProtocolError
-from farpool.protocol.framing import MAX_REQUEST_BYTES, FrameDecoder, decode_payload
+from farpool.protocol.framing import decode_payload
 from farpool.protocol.messages import (
     Challenge,
     Detach,
@@ -38,7 +36,8 @@ from farpool.protocol.messages import (
 )
 from farpool.server.audit import REFUSALS
 from farpool.server.authentication import Exchange
-from farpool.server.encryption import ControlTls, Keys, begins_tls
+from farpool.server.control_stream import ControlStream, Refused
+from farpool.server.encryption import Keys
 from farpool.server.peers import Peer, ProcessWatch, duplicate, lacks_descriptors, pass_descriptors, peer_of
 from farpool.server.service import PoolService
 from farpool.server.sessions import Session, SessionEvent
@@ -51,9 +50,6 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("farpool.control")
 
 HELLO_SECONDS: Final = 5.0
 """A connection that has not said hello by then is closed."""
-
-FRAMES_AT_ONCE: Final = 32
-"""Requests that are cut out of what has come before others have their turn."""
 
 MAX_WORKING: Final = 64
 """Long requests of one connection at a time; more of its requests wait."""
@@ -72,16 +68,6 @@ CLOSE_SECONDS: Final = 5.0
 
 PARTING_SECONDS: Final = 1.0
 """How long the reason of a failed handshake may take to be read."""
-
-HTTP_METHODS: Final = ("GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH")
-
-NOT_OURS: Final = {
-    **{f"{method} ".encode()[:4]: "an HTTP request" for method in HTTP_METHODS},
-    b"PRI ": "an HTTP/2 request",
-    b"SSH-": "an SSH client",
-    b"\x16\x03": "a TLS handshake",
-}
-"""First bytes of clients that have the wrong port; all of them announce frames far over the limit."""
 
 
 class ControlPlane:
@@ -119,10 +105,8 @@ class Connection(asyncio.Protocol):
         self.session: Session | None = None
         self.peer = Peer("unknown")
         self._exchange: Exchange | None = None
-        self._tls: ControlTls | None = None
+        self._stream = ControlStream()
         self._plane = plane
-        self._decoder = FrameDecoder(MAX_REQUEST_BYTES)
-        self._backlog: deque[bytes] = deque()
         self._working: set[asyncio.Task[None]] = set()
         self._transport: asyncio.Transport | None = None
         self._closing = False
@@ -139,7 +123,7 @@ class Connection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(WRITE_HIGH_BYTES)
         self.peer = peer_of(transport)
         if self._plane.keys is not None and self.peer.uid is None:
-            self._tls = self._plane.keys.channel()
+            self._stream = ControlStream(self._plane.keys.channel())
         self._plane.connections.add(self)
         self._timer = self._plane.loop.call_later(HELLO_SECONDS, self._no_hello)
         pushed_out = self._plane.strangers.add(self, local=self.peer.uid is not None)
@@ -153,42 +137,27 @@ class Connection(asyncio.Protocol):
         """Answer every request that is whole now."""
         if self._closing:
             return
-        if self._tls is not None:
-            data = self._decrypt(self._tls, data)
-        self._decoder.add(data)
-        if self._backlog or self._fill(data):
-            self.work()
-        if self._tls is not None and self._tls.ended:
+        assert self._transport is not None
+        try:
+            answer = self._stream.receive(data)
+        except Refused as refused:
+            self._refuse(refused.reason, refused.error, refused.alert)
+            return
+        if answer:
+            self._transport.write(answer)
+        if self.session is None and (name := self._stream.certificate_name()) is not None:
+            self.peer = dataclasses.replace(self.peer, certificate_name=name)
+        self.work()
+        if self._stream.ended:
             self.close("its client has ended it")
 
-    def _fill(self, data: bytes = b"") -> bool:
-        """Cut some requests out of what has come, the last of it *data*; return whether there are any."""
+    def _has_request(self) -> bool:
+        """Tell whether a request is whole; False too if the connection had to be refused."""
         try:
-            self._backlog.extend(self._decoder.take(FRAMES_AT_ONCE))
-        except ProtocolError as error:
-            self._refuse(NOT_OURS.get(data[:4]) or NOT_OURS.get(data[:2]) or str(error), error)
+            return self._stream.fill()
+        except Refused as refused:
+            self._refuse(refused.reason, refused.error)
             return False
-        return bool(self._backlog)
-
-    def _decrypt(self, tls: ControlTls, data: bytes) -> bytes:
-        """Return what came by TLS; nothing when the connection had to be refused."""
-        assert self._transport is not None
-        if not tls.begun and not begins_tls(data):
-            self._tls = None  # it would not understand an answer by TLS
-            reason = NOT_OURS.get(data[:4]) or "a client without TLS"
-            self._refuse(reason, ProtocolError("this port speaks TLS; use an address that begins with farpools://"))
-            return b""
-        try:
-            plain = tls.receive(data)
-        except ssl.SSLError as error:
-            log.warning("connection refused", peer=str(self.peer), reason=f"no TLS: {error.reason or error}")
-            self._part(tls.outgoing())
-            return b""
-        if answer := tls.outgoing():
-            self._transport.write(answer)
-        if tls.greeted and self.session is None:
-            self.peer = dataclasses.replace(self.peer, certificate_name=tls.certificate_name())
-        return plain
 
     def pause_writing(self) -> None:
         """Leave further requests alone until the client reads its replies."""
@@ -209,24 +178,21 @@ class Connection(asyncio.Protocol):
         self._plane.connections.discard(self)
         self._plane.turns.leave(self._tenant, self)
         self._plane.strangers.remove(self)
-        if self._decoder.buffered and not self._closing:
-            log.info(
-                "connection ended in the middle of a frame",
-                peer=str(self.peer),
-                nbytes=self._decoder.buffered,
-            )
+        if self._stream.buffered and not self._closing:
+            nbytes = self._stream.buffered
+            log.info("connection ended in the middle of a frame", peer=str(self.peer), nbytes=nbytes)
         if not self._closing:
             self._closing = True
             self._hear_last_words()
-        self._backlog.clear()
+        self._stream.clear()
         if self.session is not None:
             log.debug("connection ended", peer=str(self.peer), session=self.session.id, error=exc and str(exc))
             self._plane.service.life.sessions.lose(self.session, self)
 
     def _hear_last_words(self) -> None:
         """Do what a client asked that has gone since, as far as it gives something back; the rest has no taker."""
-        while self.session is not None and self.session.alive and (self._backlog or self._fill(b"")):
-            payload = self._backlog.popleft()
+        while self.session is not None and self.session.alive and self._has_request():
+            payload = self._stream.take()
             with contextlib.suppress(FarpoolError):
                 message = decode_payload(payload)
                 request = decode_request(message)
@@ -241,9 +207,9 @@ class Connection(asyncio.Protocol):
     def send(self, frame: bytes) -> None:
         """Queue a frame; give the connection up if too much is queued already."""
         transport = self._transport
-        if transport is None or self._closing or (self._tls is not None and not self._tls.greeted):
+        if transport is None or self._closing or not self._stream.ready:
             return
-        transport.write(frame if self._tls is None else self._tls.seal(frame))
+        transport.write(self._stream.seal(frame))
         if self._write_paused and transport.get_write_buffer_size() > WRITE_CAP_BYTES:
             self._closing = True
             log.warning("connection given up", peer=str(self.peer), reason="it does not read what it is sent")
@@ -278,8 +244,8 @@ class Connection(asyncio.Protocol):
 
     def work(self) -> None:
         """Answer requests while the client reads, and its tenant has time in this turn of the loop."""
-        backlog, turns = self._backlog, self._plane.turns
-        while not self._closing and (backlog or self._fill()):
+        stream, turns = self._stream, self._plane.turns
+        while not self._closing and self._has_request():
             if self._write_paused or len(self._working) >= MAX_WORKING:
                 break
             tenant = self._tenant
@@ -287,12 +253,12 @@ class Connection(asyncio.Protocol):
                 turns.wait(tenant, self)
                 break
             begun = turns.begin()
-            self._take(backlog.popleft())
+            self._take(stream.take())
             turns.end(tenant, begun)
         if self._transport is None or self._closing:
             return
-        if bool(backlog) is not self._read_paused:
-            self._read_paused = bool(backlog)
+        if stream.waiting is not self._read_paused:
+            self._read_paused = stream.waiting
             if self._read_paused:
                 self._transport.pause_reading()
             else:
@@ -370,7 +336,7 @@ class Connection(asyncio.Protocol):
                 self.close("its hello was refused")
             return
         self.session = session
-        if self._tls is not None and session.served is not None:
+        if self._stream.encrypted and session.served is not None:
             session.served = dataclasses.replace(session.served, encrypted=True)
         self._plane.strangers.remove(self)
         self._stop_timer()
@@ -423,9 +389,12 @@ class Connection(asyncio.Protocol):
 
     # Ends ---------------------------------------------------------------------------------------------
 
-    def _refuse(self, reason: str, error: FarpoolError | None = None) -> None:
+    def _refuse(self, reason: str, error: FarpoolError | None = None, alert: bytes | None = None) -> None:
         log.warning("connection refused", peer=str(self.peer), reason=reason)
-        if error is not None and reason not in NOT_OURS.values():
+        if alert is not None:
+            self._part(alert)
+            return
+        if error is not None:
             self.send(encode_error(0, error))
         self.close(reason)
 

@@ -17,12 +17,12 @@ from farpool.native import cache_lines
 from farpool.native.mapping import Mapping as MemoryMapping
 from farpool.protocol.errors import FarpoolError, InvalidArgument, PoolFull, SlabNotFound, TransportUnavailable
 from farpool.protocol.units import format_bytes
-from farpool.server.arena import lock_folder, open_private_folder
 from farpool.server.catalog import SlabRow
 from farpool.server.device_generations import DeviceGenerations
 from farpool.server.device_state import claim, words_of, write_note
 from farpool.server.extents import Extent, ExtentAllocator
 from farpool.server.generations import Generations
+from farpool.server.private_folders import lock_folder, open_private_folder
 from farpool.server.settings import ConfigurationError
 from farpool.transports.contract import Mode, ServedDevice
 from farpool.transports.cxl.devices import Device, open_device

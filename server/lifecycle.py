@@ -6,17 +6,15 @@ Everything runs in the loop's thread but the making and the removal of long slab
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Any, Final
 
 import structlog
 
 from farpool.native.mapping import Mapping as MemoryMapping
-from farpool.protocol.errors import PermissionDenied
 from farpool.protocol.messages import Quarantined, encode_event
-from farpool.protocol.units import Lease
 from farpool.server.arena import Arena
 from farpool.server.catalog import Catalog, HolderRow, SessionRow, SlabRow
 from farpool.server.dataplanes import DataPlanes
@@ -25,20 +23,16 @@ from farpool.server.exclusive import Exclusives
 from farpool.server.generations import Generations
 from farpool.server.grants import Grants
 from farpool.server.leases import Leases
+from farpool.server.long_work import LONG_BYTES, LongWork
+from farpool.server.making import Making
 from farpool.server.quarantine import Quarantine
-from farpool.server.quotas import NO_QUOTA, Quota
 from farpool.server.sessions import Channel, Session, SessionEvent, SessionTable, Timing
 from farpool.server.slabs import Slab, SlabTable, close_mapping
 from farpool.transports.contract import Mode
 
-__all__ = ["EXPIRED", "LONG_BYTES", "REPLACED", "REVOKED", "Lifecycle"]
+__all__ = ["EXPIRED", "REPLACED", "REVOKED", "Lifecycle"]
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("farpool.lifecycle")
-
-T = TypeVar("T")
-
-LONG_BYTES: Final = 16 << 20
-"""Slabs over this are made and removed in a thread: the kernel takes over a millisecond for their pages."""
 
 ENDS_IN_ONE_GO: Final = 256
 """Slabs of an ended session that are removed before the loop turns to others."""
@@ -70,17 +64,15 @@ class Lifecycle:
         self.generations = generations
         self.planes = planes
         self.slabs = SlabTable(capacity)
+        self.work = LongWork(executor)
+        self.making = Making(arena, catalog, generations, self.slabs, self.work)
         self.sessions = SessionTable(timing, clock, deadlines.watch, self._session_ended)
         self.leases = Leases(self.slabs, self.sessions, deadlines.watch, self._lease_ended)
         self.quarantine = Quarantine(catalog, self._let_go_of_all)
         self.exclusives = Exclusives(catalog, self.sessions)
         self.grants = Grants(catalog, self.slabs, clock, deadlines.watch)
-        self.quota_of: Callable[[str], Quota] = lambda _: NO_QUOTA
-        """What a tenant may have at most."""
         self.withdrawn: Callable[[Slab, set[int]], None] = lambda _, __: None
         """Called with a slab that was taken from some sessions, and these."""
-        self._executor = executor
-        self._working: set[asyncio.Future[Any]] = set()
         self._removing: set[int] = set()
 
     def watch_restored(self) -> None:
@@ -91,79 +83,6 @@ class Lifecycle:
         self.grants.restore()
 
     # Slabs begin --------------------------------------------------------------------------------------
-
-    def prepare(
-        self,
-        session: Session,
-        nbytes: int,
-        name: str | None,
-        lease: Lease,
-        atomics: str = "cpu",
-        draft_of: int | None = None,
-    ) -> Slab:
-        """Reserve bytes, name, numbers and slot of a new slab; raise ``PoolFull``, ``QuotaExceeded``, ``NameTaken``."""
-        tenant = session.tenant
-        self.slabs.account(tenant).check(tenant, self.quota_of(tenant), self.arena.charge(nbytes))
-        owner = None if lease == "persistent" else session.id
-        return self._prepare(session.tenant, owner, nbytes, name, lease, atomics, draft_of)
-
-    def prepare_copy(self, slab: Slab) -> Slab:
-        """Reserve what :meth:`prepare` does for the memory that a slab is to move to; a restart forgets it."""
-        return self._prepare(slab.tenant, None, slab.nbytes, None, "session", slab.atomics, slab.id)
-
-    def _prepare(
-        self,
-        tenant: str,
-        owner: int | None,
-        nbytes: int,
-        name: str | None,
-        lease: Lease,
-        atomics: str,
-        draft_of: int | None,
-    ) -> Slab:
-        self.slabs.check_room(tenant, name, self.arena.charge(nbytes))
-        slab = Slab(
-            self.arena,
-            id=self.catalog.next_number("next_slab"),
-            generation=self.catalog.next_number("next_generation"),
-            slot=self.generations.take_slot(),
-            nbytes=nbytes,
-            tenant=tenant,
-            name=name,
-            lease=lease,
-            owner=owner,
-            atomics=atomics,
-            draft_of=draft_of,
-        )
-        self.slabs.reserve(slab)
-        return slab
-
-    def make(self, slab: Slab) -> None:
-        """Make the memory of a prepared slab; undo the preparation if that fails."""
-        try:
-            self.arena.create(slab.memory_id, slab.nbytes)
-        except BaseException:
-            self.abandon(slab)
-            raise
-
-    async def make_long(self, session: Session | None, slab: Slab, fill: Callable[[], None] | None = None) -> None:
-        """Do the same in a thread, and then *fill*; raise ``PermissionDenied`` if the session ends meanwhile."""
-        making = asyncio.get_running_loop().run_in_executor(
-            self._executor, _make, self.arena, slab.memory_id, slab.nbytes, fill
-        )
-        self._working.add(making)
-        making.add_done_callback(self._working.discard)
-        try:
-            await asyncio.shield(making)
-        except asyncio.CancelledError:
-            making.add_done_callback(lambda _: self.abandon(slab))
-            raise
-        except BaseException:
-            self.abandon(slab)
-            raise
-        if session is not None and not session.alive:
-            self.abandon(slab)
-            raise PermissionDenied(f"session {session.id} ended while its slab was being made")
 
     def admit(self, session: Session, slab: Slab, transport: str) -> dict[str, Any]:
         """Let a made slab live, attached to *session* if *transport* is not empty; return its parameters."""
@@ -178,7 +97,7 @@ class Lifecycle:
             self.catalog.insert_slab(_row_of(slab), holder)
         except BaseException:
             self._unpublish(slab)
-            self.abandon(slab)
+            self.making.abandon(slab)
             raise
         self.slabs.admit(slab)
         if transport:
@@ -187,11 +106,11 @@ class Lifecycle:
         return params
 
     def admit_copy(self, slab: Slab) -> None:
-        """Note in the catalog what :meth:`prepare_copy` has prepared, and nobody attaches."""
+        """Note in the catalog what :meth:`Making.prepare_copy` has prepared, and nobody attaches."""
         try:
             self.catalog.insert_slab(_row_of(slab))
         except BaseException:
-            self.abandon(slab)
+            self.making.abandon(slab)
             raise
         self.slabs.admit(slab)
 
@@ -268,17 +187,6 @@ class Lifecycle:
         self._settle(slab)
         return None
 
-    def in_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        """Run *work* in one of the threads for what takes long; the end of the server waits for it."""
-        future = asyncio.get_running_loop().run_in_executor(self._executor, work)
-        self.wait_for(future)
-        return future
-
-    def wait_for(self, work: asyncio.Future[Any]) -> None:
-        """Let the end of the server wait for *work*."""
-        self._working.add(work)
-        work.add_done_callback(self._working.discard)
-
     def let_go(self, slab: Slab, session_id: int, transport: str) -> None:
         """Take a slab, alive or reclaiming, from one session over one transport."""
         if not self.slabs.let_go(slab, session_id, transport):
@@ -292,13 +200,9 @@ class Lifecycle:
     def _remove_long(self, slab: Slab) -> Awaitable[None]:
         mapping = slab.take_memory()
         self._removing.add(slab.id)
-        removal = asyncio.get_running_loop().run_in_executor(
-            self._executor, _remove, self.arena, slab.memory_id, mapping
-        )
-        self._working.add(removal)
+        removal = self.work.in_thread(partial(_remove, self.arena, slab.memory_id, mapping))
 
         def removed(future: asyncio.Future[None]) -> None:
-            self._working.discard(removal)
             self._removing.discard(slab.id)
             if not future.cancelled() and (error := future.exception()) is not None:
                 log.error("slab file not removed", slab=slab.id, error=str(error))
@@ -320,15 +224,6 @@ class Lifecycle:
             session = self.sessions.get(session_id)
             if session is not None and session is not by and session.channel is not None:
                 session.channel.send(encode_event(event, id=known_as, generation=slab.generation))
-
-    def abandon(self, slab: Slab) -> None:
-        """Undo :meth:`prepare`, and what was made since."""
-        slab.close_memory()
-        with contextlib.suppress(OSError):
-            self.arena.remove(slab.memory_id)
-            self.arena.reclaim(slab.memory_id)
-        self.generations.release_slot(slab.slot)
-        self.slabs.abandon(slab)
 
     # Sessions -----------------------------------------------------------------------------------------
 
@@ -443,8 +338,7 @@ class Lifecycle:
 
     async def finish_work(self) -> None:
         """Wait for the work in threads; a slab that nobody was told of goes."""
-        while self._working:
-            await asyncio.wait(self._working)
+        await self.work.finish()
         for slab in self.slabs.being_made():
             self.arena.remove(slab.memory_id)
 
@@ -481,12 +375,6 @@ def _row_of(slab: Slab) -> SlabRow:
 def _is_named(slab: Slab, mapped: frozenset[tuple[int, int]]) -> bool:
     """Tell whether a client names the slab's memory; that of a draft in the place of a slab it knows as the slab's."""
     return (slab.id, slab.generation) in mapped or (slab.draft_of, slab.generation) in mapped
-
-
-def _make(arena: Arena, memory_id: int, nbytes: int, fill: Callable[[], None] | None) -> None:
-    arena.create(memory_id, nbytes)
-    if fill is not None:
-        fill()
 
 
 def _remove(arena: Arena, memory_id: int, mapping: MemoryMapping | None) -> None:

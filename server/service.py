@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import resource
 from collections.abc import Awaitable
-from importlib.metadata import version
 from typing import Final, Protocol
 
 import structlog
@@ -16,7 +13,6 @@ from farpool.protocol.errors import (
     PermissionDenied,
     PoolFull,
     ProtocolError,
-    StaleSlab,
 )
 from farpool.protocol.messages import (
     PROTOCOL_VERSION,
@@ -43,30 +39,29 @@ from farpool.protocol.messages import (
     Request,
     Reserve,
     Revoke,
-    ServerStat,
-    SlabInfo,
-    SlabList,
     Stat,
     Wait,
     Watch,
     Welcome,
 )
-from farpool.protocol.units import format_bytes, parse_lease, parse_size, validate_name
+from farpool.protocol.units import format_bytes, parse_lease, parse_mode, parse_size, validate_name
 from farpool.server.access import Access
 from farpool.server.administration import Administration
+from farpool.server.attaching import Attaching
 from farpool.server.audit import AuditLog
 from farpool.server.authentication import Authentication, Exchange
 from farpool.server.commits import Commits
 from farpool.server.deadlines import Clock
 from farpool.server.handover import Handover
-from farpool.server.lifecycle import LONG_BYTES, REVOKED, Lifecycle
+from farpool.server.lifecycle import REVOKED, Lifecycle
+from farpool.server.long_work import LONG_BYTES
 from farpool.server.peers import Peer
 from farpool.server.quotas import Rates, check_sessions
-from farpool.server.sessions import Channel, Session, SessionState
+from farpool.server.reports import SERVER_NAME, Reports
+from farpool.server.sessions import Channel, Session
 from farpool.server.slabs import Slab
 from farpool.server.tenants import Tenants
 from farpool.server.waiting import Waiting
-from farpool.transports.contract import Mode
 
 __all__ = ["Limits", "PoolService"]
 
@@ -75,15 +70,8 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("farpool.service")
 RESERVED_SESSIONS: Final = 2
 """Beyond the limit, for local processes of the server's own user: the operator gets in when clients have it all."""
 
-MOST_HOSTS: Final = 1000
-"""Hosts of the quarantine in one reply, which is a frame of 1 MiB at most."""
-MOST_LISTED: Final = 100
-"""Slabs of one reply: a longer one would take the loop from others for longer than their own requests take."""
-
 GIVE_BACK: Final = (Detach, Free, Revoke)
 """Requests that a quota never refuses: they give something back."""
-
-SERVER_NAME: Final = f"farpool/{version('farpool')}"
 
 
 class Limits(Protocol):
@@ -118,13 +106,14 @@ class PoolService:
         self.last_request = clock()
         """When something was last asked, heartbeats apart; a drain ends when nothing is asked any more."""
         self._clock = clock
-        self._started = clock()
         self._commits = Commits(life)
         self.waiting = Waiting(life, clock)
         self.access = Access(life, tenants, self._commits.move)
+        self._reports = Reports(life, self.access, clock, epoch)
+        self._attaching = Attaching(life, self.access, self._commits.move, self._reports, epoch)
         self._administration = Administration(life, tenants, self.access)
         self._rates = Rates(clock, tenants.limits)
-        life.quota_of = tenants.limits
+        life.making.quota_of = tenants.limits
         life.withdrawn = self.waiting.withdraw
 
     def welcome(
@@ -188,9 +177,9 @@ class PoolService:
             case Free():
                 return self._free(session, request)
             case Open():
-                return self._open(session, request)
+                return self._attaching.open(session, request)
             case Attach():
-                return self._attach(session, request)
+                return self._attaching.attach(session, request)
             case Reserve():
                 return self._reserve(session, request)
             case Commit():
@@ -200,14 +189,14 @@ class PoolService:
             case Negotiate():
                 return self._negotiate(session, request)
             case Detach():
-                return self._detach(session, request)
+                return self._attaching.detach(session, request)
             case Wait() | Watch() | Notify():
                 slab = self.access.of_life(session, request.id, request.generation)
                 return self.waiting.handle(session.id, slab, request)
             case Listing():
-                return self._list(session, request)
+                return self._reports.slabs(session, request)
             case Stat():
-                return self._stat()
+                return self._reports.pool(draining=self.draining, addresses=self.addresses)
             case Release():
                 return self.life.release_host(request.host)
             case _:
@@ -236,18 +225,18 @@ class PoolService:
         if request.transport:
             self.life.planes.check(request.transport)
         try:
-            slab = self.life.prepare(session, nbytes, name, lease, _domain_of(request))
+            slab = self.life.making.prepare(session, nbytes, name, lease, _domain_of(request))
             if slab.charged > LONG_BYTES:
                 return self._allocate_long(session, slab, request.transport)
-            self.life.make(slab)
-            return self._admitted(session, slab, request.transport)
+            self.life.making.make(slab)
+            return self._attaching.admit(session, slab, request.transport)
         except PoolFull as error:
             raise self._with_numbers(error, nbytes) from error
 
     async def _allocate_long(self, session: Session, slab: Slab, transport: str) -> Attached:
         try:
-            await self.life.make_long(session, slab)
-            return self._admitted(session, slab, transport)
+            await self.life.making.make_long(session, slab)
+            return self._attaching.admit(session, slab, transport)
         except PoolFull as error:
             raise self._with_numbers(error, slab.nbytes) from error
 
@@ -264,75 +253,6 @@ class PoolService:
             capacity=capacity,
         )
 
-    def _admitted(self, session: Session, slab: Slab, transport: str) -> Attached:
-        params = self.life.admit(session, slab, transport)
-        return Attached(slab=self.info(slab), epoch=self.epoch, transport=transport, params=params)
-
-    def _open(self, session: Session, request: Open) -> Attached | Awaitable[Attached]:
-        mode = _mode(request.mode)
-        if request.name is not None and request.id is None:
-            slab = self.access.named(session, request.name, request.tenant)
-        elif request.id is not None and request.name is None:
-            slab = self.access.numbered(session, request.id, request.tenant)
-        else:
-            raise InvalidArgument("open needs a name or an id, and not both")
-        if not request.transport:
-            return Attached(slab=self.info(slab), epoch=self.epoch)
-        if request.exclusive:
-            self.access.check(session, slab, mode, alone=True)
-            return self._attach_alone(session, slab, request.transport, mode)
-        return self._attached(session, slab, request.transport, mode)
-
-    def _attach(self, session: Session, request: Attach) -> Attached | Awaitable[Attached]:
-        slab = self.access.of_life(session, request.id, request.generation)
-        if slab.draft_of is not None and slab.owner != session.id:
-            raise StaleSlab(f"there is no slab {slab.id} here")
-        return self._attached(session, slab, request.transport, _mode(request.mode), request.memory)
-
-    def _attached(
-        self, session: Session, slab: Slab, transport: str, mode: Mode, memory: int = 0
-    ) -> Attached | Awaitable[Attached]:
-        self.access.check(session, slab, mode)
-        self.life.exclusives.check(slab, session)
-        if slab.moving is not None:
-            return self._attached_then(session, slab, transport, mode, memory)
-        if memory not in (0, slab.generation):
-            raise StaleSlab(f"{slab.label} has other memory by now; attach it again", id=slab.id, generation=memory)
-        self.access.note(session, slab, transport)
-        params = self.life.attach(session, slab, transport, mode)
-        return Attached(
-            slab=self.info(slab),
-            epoch=self.epoch,
-            transport=transport,
-            params=params,
-            block=slab.checksums.block,
-            checksums=slab.checksums.words,
-        )
-
-    async def _attached_then(self, session: Session, slab: Slab, transport: str, mode: Mode, memory: int) -> Attached:
-        """Attach a slab once its memory has moved."""
-        while slab.moving is not None:
-            await slab.moving.wait()
-        if not session.alive or slab.state != "live":
-            raise StaleSlab(f"{slab.label} has ended meanwhile", id=slab.id)
-        attached = self._attached(session, slab, transport, mode, memory)
-        assert isinstance(attached, Attached)
-        return attached
-
-    async def _attach_alone(self, session: Session, slab: Slab, transport: str, mode: Mode) -> Attached:
-        """Attach a slab for this session alone; what those who are gone may still map is not its memory any more."""
-        self.life.planes.check(transport)
-        had = slab.exclusive
-        self.life.exclusives.claim(slab, session)
-        try:
-            if any(self.life.sessions.get(holder) is None for holder, _ in slab.holders):
-                await self._commits.move(slab)
-            return await self._attached_then(session, slab, transport, mode, 0)
-        except BaseException:
-            if had is None and slab.exclusive == session.id:
-                self.life.exclusives.release(slab)
-            raise
-
     def _reserve(self, session: Session, request: Reserve) -> Attached | Awaitable[Attached]:
         slab = self.access.of_life(session, request.id, request.generation)
         self.access.check(session, slab, "rw")
@@ -344,7 +264,7 @@ class PoolService:
         try:
             draft, made = self._commits.prepare(session, slab, request)
             if made:
-                return self._admitted(session, draft, request.transport)
+                return self._attaching.admit(session, draft, request.transport)
         except PoolFull as error:
             raise self._with_numbers(error, slab.nbytes) from error
         return self._reserve_long(session, slab, draft, request)
@@ -352,24 +272,16 @@ class PoolService:
     async def _reserve_long(self, session: Session, slab: Slab, draft: Slab, request: Reserve) -> Attached:
         try:
             await self._commits.make(session, slab, draft, copy=request.copy)
-            return self._admitted(session, draft, request.transport)
+            return self._attaching.admit(session, draft, request.transport)
         except PoolFull as error:
             raise self._with_numbers(error, slab.nbytes) from error
 
     async def _commit(self, session: Session, request: Commit) -> Committed:
-        return Committed(slabs=[self.info(slab) for slab in await self._commits.commit(session, request)])
+        return Committed(slabs=[self._reports.slab(slab) for slab in await self._commits.commit(session, request)])
 
     def _negotiate(self, session: Session, request: Negotiate) -> Negotiated:
         assert session.served is not None
         return Negotiated(params=self.life.planes.negotiate(request.transport, session.served, request.params))
-
-    def _detach(self, session: Session, request: Detach) -> Done:
-        slab = self.life.slabs.get_held(request.id, request.generation)
-        if slab is not None:
-            self.life.let_go(slab, session.id, request.transport)
-        if request.exclusive:
-            self.life.exclusives.give_up(session.id, request.id)
-        return Done()
 
     def _free(self, session: Session, request: Free) -> Done | Awaitable[Done]:
         slab = self.access.own(session, request.id, request.generation, "free")
@@ -383,64 +295,11 @@ class PoolService:
         slab = self.access.own(session, request.id, request.generation, "say who else may attach")
         match request:
             case Grant():
-                return self.access.grant(slab, request.tenant, _mode(request.mode), request.expires)
+                return self.access.grant(slab, request.tenant, parse_mode(request.mode), request.expires)
             case Revoke():
                 return self.access.revoke(slab, request.tenant)
             case Grants():
                 return GrantList(grants=self.access.of_slab(slab))
-
-    def _list(self, session: Session, request: Listing) -> SlabList:
-        limit = min(max(1, request.limit), MOST_LISTED)
-        slabs, more = self.life.slabs.page(session.tenant, request.after, limit, self.access.granted(session))
-        return SlabList(slabs=[self.info(slab) for slab in slabs], more=more)
-
-    def _stat(self) -> ServerStat:
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        slabs = self.life.slabs
-        return ServerStat(
-            server=SERVER_NAME,
-            epoch=self.epoch,
-            pid=os.getpid(),
-            uptime=self._clock() - self._started,
-            state="draining" if self.draining else "serving",
-            arena=self.life.arena.path,
-            capacity=slabs.capacity,
-            allocated=slabs.allocated,
-            reclaiming=slabs.reclaiming,
-            free=slabs.free,
-            slabs=len(slabs),
-            sessions=len(self.life.sessions),
-            cpu_seconds=usage.ru_utime + usage.ru_stime,
-            transports=self.life.planes.counters(),
-            addresses=self.addresses,
-            quarantined=self.life.quarantined()[:MOST_HOSTS],
-        )
-
-    def info(self, slab: Slab) -> SlabInfo:
-        """Return what anyone who may see the slab is told of it."""
-        state: str = slab.state
-        expires_in = None
-        if slab.state == "live":
-            if slab.lease == "session" and slab.owner is not None:
-                owner = self.life.sessions.get(slab.owner)
-                if owner is None or owner.state is not SessionState.CONNECTED:
-                    state = "orphaned"
-            elif slab.ttl is not None:
-                expires_in = max(0.0, self.life.leases.deadline(slab) - self._clock())
-        return SlabInfo(
-            id=slab.id,
-            generation=slab.life,
-            nbytes=slab.nbytes,
-            tenant=slab.tenant,
-            name=slab.name,
-            lease=slab.lease,
-            expires_in=expires_in,
-            state=state,
-            attached=slab.attached,
-            atomics=slab.atomics,
-            commits=slab.commits,
-            memory=0 if slab.generation == slab.life else slab.generation,
-        )
 
 
 async def _done_after(removal: Awaitable[None]) -> Done:
@@ -449,14 +308,6 @@ async def _done_after(removal: Awaitable[None]) -> Done:
     except OSError as error:
         raise FarpoolError(f"the slab has ended, but its file could not be removed: {error.strerror}") from error
     return Done()
-
-
-def _mode(value: str) -> Mode:
-    if value == "r":
-        return "r"
-    if value == "rw":
-        return "rw"
-    raise InvalidArgument(f'mode must be "r" or "rw", not {value!r:.40}')
 
 
 def _domain_of(request: Allocate) -> str:

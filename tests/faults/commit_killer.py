@@ -18,12 +18,13 @@ from pathlib import Path
 
 from farpool.protocol.checksums import block_of
 from farpool.protocol.messages import Commit, DraftEnd
-from farpool.server.arena import Arena, DirectoryArena
+from farpool.server.arena import Arena
 from farpool.server.catalog import Catalog
 from farpool.server.commits import Commits
 from farpool.server.dataplanes import DataPlanes
 from farpool.server.deadlines import Deadlines, boot_clock
 from farpool.server.device_arena import DeviceArena
+from farpool.server.directory_arena import DirectoryArena
 from farpool.server.lifecycle import Lifecycle
 from farpool.server.reconcile import reconcile
 from farpool.server.sessions import Session, SessionEvent
@@ -89,8 +90,8 @@ def life_in(folder: Path, kind: str) -> Generator[Lifecycle]:
 
 def make(life: Lifecycle, session: Session, name: str | None, byte: bytes, base: Slab | None = None) -> Slab:
     lease = "persistent" if base is None else "session"
-    slab = life.prepare(session, NBYTES, name, lease, draft_of=None if base is None else base.id)
-    life.make(slab)
+    slab = life.making.prepare(session, NBYTES, name, lease, draft_of=None if base is None else base.id)
+    life.making.make(slab)
     life.admit(session, slab, "")
     with memoryview(slab.memory()) as view:
         view[:NBYTES] = byte * NBYTES

@@ -13,12 +13,13 @@ import pytest
 
 from farpool.protocol.errors import InvalidArgument, TransportUnavailable
 from farpool.server import dataplanes
-from farpool.server.arena import DirectoryArena
 from farpool.server.catalog import Catalog
 from farpool.server.dataplanes import DataPlanes, transport_settings
 from farpool.server.deadlines import Deadlines
+from farpool.server.directory_arena import DirectoryArena
 from farpool.server.generations import GenerationFile
-from farpool.server.lifecycle import LONG_BYTES, Lifecycle
+from farpool.server.lifecycle import Lifecycle
+from farpool.server.long_work import LONG_BYTES
 from farpool.server.sessions import SessionEvent
 from farpool.server.settings import ConfigurationError, ServerSettings
 from farpool.transports.contract import ClientTransport, ServedSession, ServedSlab, ServerContext, Transport
@@ -201,8 +202,8 @@ async def test_memory_is_closed_after_every_revoke_and_only_then(
     try:
         owner = life.open_session("default", Silent(), 10, None)
         other = life.open_session("default", Silent(), 10, None)
-        slab = life.prepare(owner, 4096, "n", "session")
-        life.make(slab)
+        slab = life.making.prepare(owner, 4096, "n", "session")
+        life.making.make(slab)
         life.admit(owner, slab, "moving")
         life.attach(other, slab, "mapping", "r")
         life.attach(other, slab, "mapping", "rw")
@@ -229,15 +230,15 @@ async def test_a_publish_that_fails_leaves_no_slab(monkeypatch: pytest.MonkeyPat
     house = House(memory_folder, await started(monkeypatch, p=plane))
     try:
         owner = house.life.open_session("default", Silent(), 10, None)
-        slab = house.life.prepare(owner, 4096, "n", "session")
-        house.life.make(slab)
+        slab = house.life.making.prepare(owner, 4096, "n", "session")
+        house.life.making.make(slab)
         plane.fails = OSError(errno.ENOMEM, "no memory")
         with pytest.raises(TransportUnavailable):
             house.life.admit(owner, slab, "p")
         assert house.arena.slabs() == {}
         assert house.catalog.slabs() == []
         assert (house.life.slabs.allocated, house.life.slabs.reclaiming) == (0, 0)
-        assert house.life.prepare(owner, 4096, "n", "session").slot == slab.slot
+        assert house.life.making.prepare(owner, 4096, "n", "session").slot == slab.slot
     finally:
         house.close()
 
@@ -262,8 +263,8 @@ async def test_a_transport_with_bugs_harms_nobody_else(monkeypatch: pytest.Monke
     life = house.life
     try:
         owner = life.open_session("default", Silent(), 10, None)
-        slab = life.prepare(owner, 4096, None, "session")
-        life.make(slab)
+        slab = life.making.prepare(owner, 4096, None, "session")
+        life.making.make(slab)
         life.admit(owner, slab, "buggy")
         life.attach(owner, slab, "good", "rw")
         memory = slab.memory()
@@ -290,8 +291,8 @@ async def test_a_file_that_cannot_be_removed_does_not_stop_a_sessions_end(
     try:
         owner = life.open_session("default", Silent(), 10, None)
         for _ in range(3):
-            slab = life.prepare(owner, 4096, None, "session")
-            life.make(slab)
+            slab = life.making.prepare(owner, 4096, None, "session")
+            life.making.make(slab)
             life.admit(owner, slab, "p")
         with monkeypatch.context() as broken:
             broken.setattr(house.arena, "remove", refuse)
@@ -309,17 +310,17 @@ async def test_a_slot_is_free_as_soon_as_its_slab_has_ended(
     life = house.life
     try:
         owner = life.open_session("default", Silent(), 10, None)
-        first = life.prepare(owner, 4096, None, "session")
-        life.make(first)
+        first = life.making.prepare(owner, 4096, None, "session")
+        life.making.make(first)
         life.admit(owner, first, "p")
         life.end_slab(first, "revoked", by=owner)
-        second = life.prepare(owner, 4096, None, "session")
-        life.make(second)
+        second = life.making.prepare(owner, 4096, None, "session")
+        life.making.make(second)
         life.admit(owner, second, "p")
         assert second.slot == first.slot
         life.let_go(first, owner.id, "p")
         assert house.generations.load(second.slot) == second.generation
-        assert life.prepare(owner, 4096, None, "session").slot != second.slot
+        assert life.making.prepare(owner, 4096, None, "session").slot != second.slot
     finally:
         house.close()
 
@@ -331,8 +332,8 @@ async def test_long_slabs_are_removed_in_a_thread_and_charged_until_then(
     life = house.life
     try:
         owner = life.open_session("default", Silent(), 10, None)
-        slab = life.prepare(owner, 2 * LONG_BYTES, None, "session")
-        await life.make_long(owner, slab)
+        slab = life.making.prepare(owner, 2 * LONG_BYTES, None, "session")
+        await life.making.make_long(owner, slab)
         life.admit(owner, slab, "p")
         removal = life.end_slab(slab, "revoked", by=owner)
         assert removal is not None
@@ -352,11 +353,11 @@ async def test_the_end_leaves_persistent_slabs_and_no_half_made_ones(
     life = house.life
     try:
         owner = life.open_session("default", Silent(), 10, None)
-        kept = life.prepare(owner, 4096, None, "persistent")
-        life.make(kept)
+        kept = life.making.prepare(owner, 4096, None, "persistent")
+        life.making.make(kept)
         life.admit(owner, kept, "")
-        half = life.prepare(owner, 2 * LONG_BYTES, None, "session")
-        making = asyncio.ensure_future(life.make_long(owner, half))
+        half = life.making.prepare(owner, 2 * LONG_BYTES, None, "session")
+        making = asyncio.ensure_future(life.making.make_long(owner, half))
         await asyncio.sleep(0)
         await life.finish()
         assert house.arena.slabs() == {kept.id: 4096}

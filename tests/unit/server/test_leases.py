@@ -10,7 +10,7 @@ from typing import Protocol
 import pytest
 
 from farpool.protocol.units import Lease
-from farpool.server.arena import DirectoryArena
+from farpool.server.directory_arena import DirectoryArena
 from farpool.server.leases import Leases
 from farpool.server.sessions import Session, SessionEvent, SessionTable
 from farpool.server.slabs import Slab, SlabTable

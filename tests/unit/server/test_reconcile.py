@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from farpool.server.arena import DirectoryArena
 from farpool.server.catalog import Catalog, HolderRow, SessionRow, SlabRow
 from farpool.server.deadlines import boot_id
+from farpool.server.directory_arena import DirectoryArena
 from farpool.server.generations import GenerationFile
 from farpool.server.reconcile import Restored, reconcile
 from farpool.server.sessions import Session, SessionEvent, SessionTable

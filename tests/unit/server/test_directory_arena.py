@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from farpool.protocol.errors import PoolFull
-from farpool.server.arena import DirectoryArena, file_system_of
+from farpool.server.directory_arena import DirectoryArena, file_system_of
 from farpool.server.settings import ConfigurationError
 
 PAGE = os.sysconf("SC_PAGESIZE")

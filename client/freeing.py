@@ -1,0 +1,75 @@
+"""Slabs are ended: each is let go here and freed at the server, and one message says both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from farpool.client.attachment import Attachment, Attachments
+from farpool.client.pipeline import Pipeline
+from farpool.protocol.errors import FarpoolError, PermissionDenied, ReadOnly, RegionInUse
+from farpool.protocol.messages import Done, Free
+
+__all__ = ["abandon", "free", "free_many"]
+
+
+def free(attachment: Attachment, deadline: float) -> None:
+    """End the slab; every attachment that this session has of it goes stale.
+
+    Raises:
+        RegionInUse: views of this attachment are alive; nothing was freed.
+        ReadOnly: it is for reading only; nothing was freed.
+        PermissionDenied: the slab is another tenant's; nothing was freed.
+    """
+    owner = attachment.owner
+    owner.session.check()
+    request = _let_go(attachment)
+    owner.sweep()
+    try:
+        owner.session.call(request, Done, deadline)
+    except BaseException:
+        if request.detached:  # it may not have arrived
+            owner.part_detach(attachment.key)
+        raise
+    owner.revoke_all(attachment.info.id)
+
+
+def free_many(owner: Attachments, attachments: Sequence[Attachment], deadline: float) -> None:
+    """Free many slabs with pipelined requests; the first error is raised once all were tried."""
+    owner.session.check()
+    owner.sweep()
+    errors: list[FarpoolError] = []
+    requests: list[Free] = []
+    for attachment in attachments:
+        try:
+            requests.append(_let_go(attachment))
+        except (PermissionDenied, ReadOnly, RegionInUse) as error:
+            errors.append(error)
+    replies = Pipeline(owner.session, requests, Done, deadline).run()
+    for request, reply in zip(requests, replies, strict=True):
+        if request.detached and isinstance(reply, FarpoolError):
+            owner.part_detach((request.id, request.memory))
+        owner.revoke_all(request.id)
+    errors += [reply for reply in replies if isinstance(reply, FarpoolError)]
+    if errors:
+        raise errors[0]
+
+
+def abandon(owner: Attachments, attachments: Iterable[Attachment]) -> None:
+    """Free slabs that their caller will never see: queued, sent together, not waited for."""
+    for attachment in attachments:
+        owner.session.part(_let_go(attachment))
+    owner.session.flush()
+
+
+def _let_go(attachment: Attachment) -> Free:
+    """Let go of *attachment*, and return the request that says both."""
+    if attachment.info.tenant != attachment.session.welcome.tenant:
+        raise PermissionDenied(
+            f'slab {attachment.ticket.label} is the tenant "{attachment.info.tenant}"\'s, which alone may free it; '
+            "close it to let it go"
+        )
+    if attachment.mode == "r":
+        raise ReadOnly(f'slab {attachment.ticket.label} was opened in mode "r"; open it in mode "rw" to free it')
+    detached = attachment.transport if attachment.withdraw() else ""
+    info = attachment.info
+    return Free(id=info.id, generation=info.generation, detached=detached, memory=info.memory_generation)

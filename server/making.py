@@ -1,0 +1,122 @@
+"""How a slab comes to be: bytes, name, numbers and slot are reserved, then its memory is made, or all is undone.
+
+Long slabs are made in a thread, which waits for the kernel. What is made lives once the lifecycle admits it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from functools import partial
+
+from farpool.protocol.errors import PermissionDenied
+from farpool.protocol.units import Lease
+from farpool.server.arena import Arena
+from farpool.server.catalog import Catalog
+from farpool.server.generations import Generations
+from farpool.server.long_work import LongWork
+from farpool.server.quotas import NO_QUOTA, Quota
+from farpool.server.sessions import Session
+from farpool.server.slabs import Slab, SlabTable
+
+__all__ = ["Making"]
+
+
+class Making:
+    """Makes the slabs of one server. Not thread-safe."""
+
+    def __init__(
+        self, arena: Arena, catalog: Catalog, generations: Generations, slabs: SlabTable, work: LongWork
+    ) -> None:
+        self._arena = arena
+        self._catalog = catalog
+        self._generations = generations
+        self._slabs = slabs
+        self._work = work
+        self.quota_of: Callable[[str], Quota] = lambda _: NO_QUOTA
+        """What a tenant may have at most."""
+
+    def prepare(
+        self,
+        session: Session,
+        nbytes: int,
+        name: str | None,
+        lease: Lease,
+        atomics: str = "cpu",
+        draft_of: int | None = None,
+    ) -> Slab:
+        """Reserve bytes, name, numbers and slot of a new slab; raise ``PoolFull``, ``QuotaExceeded``, ``NameTaken``."""
+        tenant = session.tenant
+        self._slabs.account(tenant).check(tenant, self.quota_of(tenant), self._arena.charge(nbytes))
+        owner = None if lease == "persistent" else session.id
+        return self._prepare(session.tenant, owner, nbytes, name, lease, atomics, draft_of)
+
+    def prepare_copy(self, slab: Slab) -> Slab:
+        """Reserve what :meth:`prepare` does for the memory that a slab is to move to; a restart forgets it."""
+        return self._prepare(slab.tenant, None, slab.nbytes, None, "session", slab.atomics, slab.id)
+
+    def _prepare(
+        self,
+        tenant: str,
+        owner: int | None,
+        nbytes: int,
+        name: str | None,
+        lease: Lease,
+        atomics: str,
+        draft_of: int | None,
+    ) -> Slab:
+        self._slabs.check_room(tenant, name, self._arena.charge(nbytes))
+        slab = Slab(
+            self._arena,
+            id=self._catalog.next_number("next_slab"),
+            generation=self._catalog.next_number("next_generation"),
+            slot=self._generations.take_slot(),
+            nbytes=nbytes,
+            tenant=tenant,
+            name=name,
+            lease=lease,
+            owner=owner,
+            atomics=atomics,
+            draft_of=draft_of,
+        )
+        self._slabs.reserve(slab)
+        return slab
+
+    def make(self, slab: Slab) -> None:
+        """Make the memory of a prepared slab; undo the preparation if that fails."""
+        try:
+            self._arena.create(slab.memory_id, slab.nbytes)
+        except BaseException:
+            self.abandon(slab)
+            raise
+
+    async def make_long(self, session: Session | None, slab: Slab, fill: Callable[[], None] | None = None) -> None:
+        """Do the same in a thread, and then *fill*; raise ``PermissionDenied`` if the session ends meanwhile."""
+        making = self._work.in_thread(partial(_make, self._arena, slab.memory_id, slab.nbytes, fill))
+        try:
+            await asyncio.shield(making)
+        except asyncio.CancelledError:
+            making.add_done_callback(lambda _: self.abandon(slab))
+            raise
+        except BaseException:
+            self.abandon(slab)
+            raise
+        if session is not None and not session.alive:
+            self.abandon(slab)
+            raise PermissionDenied(f"session {session.id} ended while its slab was being made")
+
+    def abandon(self, slab: Slab) -> None:
+        """Undo :meth:`prepare`, and what was made since."""
+        slab.close_memory()
+        with contextlib.suppress(OSError):
+            self._arena.remove(slab.memory_id)
+            self._arena.reclaim(slab.memory_id)
+        self._generations.release_slot(slab.slot)
+        self._slabs.abandon(slab)
+
+
+def _make(arena: Arena, memory_id: int, nbytes: int, fill: Callable[[], None] | None) -> None:
+    arena.create(memory_id, nbytes)
+    if fill is not None:
+        fill()
