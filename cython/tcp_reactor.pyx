@@ -43,9 +43,11 @@ from farpool.native.tcp_connection cimport (
     EVENT_GARBAGE,
     EVENT_HANDSHAKE,
     EVENT_IN_CLEAR,
-    EVENT_LIMIT,
     EVENT_REFUSED,
+    EVENT_SERVER_FULL,
+    EVENT_SESSION_FULL,
     EVENT_SILENT,
+    EVENT_TENANT_FULL,
     MOST_EVENTS,
     SHARES,
     STAGE_BYTES,
@@ -66,7 +68,9 @@ EVENT_NAMES = {
     EVENT_GARBAGE: "garbage",
     EVENT_REFUSED: "refused",
     EVENT_SILENT: "silent",
-    EVENT_LIMIT: "connection limit",
+    EVENT_SERVER_FULL: "connection limit",
+    EVENT_SESSION_FULL: "session's connection limit",
+    EVENT_TENANT_FULL: "tenant's connection limit",
     EVENT_DESCRIPTORS: "out of file descriptors",
     EVENT_DISORDER: "out of turn",
     EVENT_CUT_SHORT: "cut short",
@@ -88,7 +92,7 @@ cdef class TcpReactor:
     cdef list unused                # session slots that may be handed out again
 
     def __cinit__(self, SlabTable table not None, int listener, *, int threads=1, uint32_t max_connections=4096,
-                  double hello_timeout=5.0, Encryptor encryptor=None):
+                  uint32_t max_session_connections=64, double hello_timeout=5.0, Encryptor encryptor=None):
         cdef int i
         if not 1 <= threads <= 64:
             raise InvalidArgument(f"a data plane has 1 to 64 threads, not {threads}")
@@ -105,6 +109,7 @@ cdef class TcpReactor:
         self.shared.capacity = table.capacity
         self.shared.listener = listener
         self.shared.connection_limit = max_connections
+        self.shared.session_limit = max_session_connections
         self.shared.hello_wait = to_ns(hello_timeout)
         self.encryptor = encryptor
         if encryptor is not None:
@@ -183,8 +188,9 @@ cdef class TcpReactor:
         cdef uint32_t index
         if len(secret) != SECRET_BYTES:
             raise InvalidArgument(f"a session's secret has {SECRET_BYTES} bytes, not {len(secret)}")
-        if self.unused:
-            index = self.unused.pop()
+        index = self.take_unused()
+        if index < SESSION_SLOTS:
+            pass
         elif self.shared.session_count < SESSION_SLOTS:
             index = self.shared.session_count
         else:
@@ -198,6 +204,21 @@ cdef class TcpReactor:
         if index == self.shared.session_count:
             store_count(&self.shared.session_count, index + 1)
         return index
+
+    cdef uint32_t take_unused(self) except? SESSION_SLOTS:
+        """Return a slot that nobody has any more, or SESSION_SLOTS: its last connections are closed a moment later."""
+        cdef Py_ssize_t i
+        cdef uint32_t index
+        for i in range(len(self.unused)):
+            index = self.unused[i]
+            if load_count(&self.shared.sessions[index].connections) == 0:
+                del self.unused[i]
+                return index
+        return SESSION_SLOTS
+
+    def share_out(self, bint several):
+        """Leave room for others' connections, or let one tenant have all."""
+        store_count(&self.shared.several, several)
 
     def expel(self, uint32_t slot):
         """Close the session's data connections soon, and refuse new ones at once."""

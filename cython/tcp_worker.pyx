@@ -27,6 +27,9 @@ from farpool.native.libsocket cimport (
     SOCK_CLOEXEC,
     SOCK_NONBLOCK,
     SOL_SOCKET,
+    TCP_KEEPCNT,
+    TCP_KEEPIDLE,
+    TCP_KEEPINTVL,
     TCP_NODELAY,
     accept4,
     close_fd,
@@ -40,11 +43,11 @@ from farpool.native.libsocket cimport (
     sockaddr_storage,
     socklen_t,
 )
+from farpool.native.tcp_admission cimport dismiss
 from farpool.native.tcp_connection cimport (
     DROP,
     EVENT_CROWD,
     EVENT_DESCRIPTORS,
-    EVENT_LIMIT,
     EVENT_SILENT,
     KEEP,
     PEER_BYTES,
@@ -64,6 +67,10 @@ cdef enum:
     ACCEPT_PAUSE_MS = 100       # rest of the listener after running out of descriptors
     TURN_BYTES = 32768          # what one tenant's connections move before another's have their turn
     SHARING_TURNS = 1024        # connections served since another tenant's was, until one has it all again
+    # A connection whose peer is lost counts against its session for two minutes.
+    KEEPALIVE_IDLE = 60         # seconds of silence
+    KEEPALIVE_INTERVAL = 15     # seconds from one probe to the next
+    KEEPALIVE_PROBES = 4
 
 
 cdef void drop(Worker *worker, Connection *connection) noexcept nogil:
@@ -74,8 +81,7 @@ cdef void drop(Worker *worker, Connection *connection) noexcept nogil:
         worker.connections = connection.next
     if connection.next != NULL:
         connection.next.previous = connection.previous
-    if not connection.known:
-        worker.strangers -= 1
+    dismiss(worker, connection)
     close_fd(connection.fd)
     forget(connection)
     free(connection)
@@ -104,13 +110,16 @@ cdef void adopt(Worker *worker, int fd, const char *peer) noexcept nogil:
     """Take a new connection in."""
     cdef Connection *connection = <Connection *> calloc(1, sizeof(Connection))
     cdef epoll_event event
-    cdef int on = 1
+    cdef int on = 1, idle = KEEPALIVE_IDLE, interval = KEEPALIVE_INTERVAL, probes = KEEPALIVE_PROBES
     if connection == NULL:
         close_fd(fd)
-        add_count(&worker.shared.connections, -1)
         return
+    add_count(&worker.shared.connections, 1)
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on))
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on))
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle))
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof(interval))
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes))
     connection.fd = fd
     connection.born = now_ns()
     connection.interest = EPOLLIN
@@ -166,12 +175,7 @@ cdef void accept_some(Worker *worker) noexcept nogil:
                 continue
             return
         name_peer(&address, length, peer)
-        if add_count(&worker.shared.connections, 1) > worker.shared.connection_limit:
-            add_count(&worker.shared.connections, -1)
-            report(worker.shared, EVENT_LIMIT, peer, worker.shared.connection_limit)
-            close_fd(fd)
-        else:
-            adopt(worker, fd, peer)
+        adopt(worker, fd, peer)
 
 
 cdef void look_around(Worker *worker, bint sessions) noexcept nogil:
