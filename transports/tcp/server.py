@@ -56,6 +56,8 @@ class TcpServer:
         self._slots: dict[int, int] = {}
         self._shares: dict[str, int] = {}
         self._handles: dict[int, dict[tuple[int, Mode], int]] = {}
+        self._slabs: dict[int, int] = {}
+        """Of each handle."""
 
     async def start(self, context: ServerContext) -> None:
         """Listen, and start the reactor's threads."""
@@ -98,8 +100,9 @@ class TcpServer:
 
     def _report_changes(self) -> None:
         if self._reactor is not None and self._context is not None:
-            self._reactor.clear_changes()
-            self._context.changed()
+            for slab in dict.fromkeys(self._slabs.get(handle) for handle in self._reactor.changed()):
+                if slab is not None:
+                    self._context.changed(slab)
 
     def watch(self, slab: ServedSlab, mark: int) -> None:
         """Let stores to the slab wake those who wait for a word of it."""
@@ -130,20 +133,25 @@ class TcpServer:
             handle = handles[session.id, mode] = self._table.insert(
                 memory, memory.address, slab.nbytes, slab.generation, session.id, mode == "rw"
             )
+            self._slabs[handle] = slab.id
         return {**self._address, "slot": slot, "secret": session.secret, "handle": handle}
 
     def withdraw(self, slab: ServedSlab, session_id: int) -> None:
         """Take the slab from one session."""
         handles = self._handles.get(slab.id, {})
         for key in [key for key in handles if key[0] == session_id]:
-            self._table.remove(handles.pop(key))
+            self._remove(handles.pop(key))
         if not handles:
             self._handles.pop(slab.id, None)
 
     def revoke(self, slab: ServedSlab) -> None:
         """Take the slab from every session; no operation on its memory is in flight afterwards."""
         for handle in self._handles.pop(slab.id, {}).values():
-            self._table.remove(handle)
+            self._remove(handle)
+
+    def _remove(self, handle: int) -> None:
+        self._table.remove(handle)
+        del self._slabs[handle]
 
     def end_session(self, session_id: int) -> None:
         """Close the session's data connections."""
