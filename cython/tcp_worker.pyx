@@ -202,6 +202,12 @@ cdef void look_around(Worker *worker, bint sessions) noexcept nogil:
         connection = following
 
 
+cdef bint comes_last(Worker *worker, Connection *connection) noexcept nogil:
+    """Tell whether its tenant had all of its share in the turn before: others' requests, mostly small, come first."""
+    cdef uint32_t share = connection.share
+    return worker.shared_out and worker.turn_of[share] + 1 == worker.turn and worker.spent[share] >= TURN_BYTES
+
+
 cdef int serve_in_turn(Worker *worker, Connection *connection) noexcept nogil:
     """Serve a connection for what is left of its tenant's share of this turn; else it stays ready for the next one."""
     cdef uint32_t share = connection.share
@@ -225,15 +231,24 @@ cdef int serve_in_turn(Worker *worker, Connection *connection) noexcept nogil:
     return verdict
 
 
+cdef void serve_or_drop(Worker *worker, Connection *connection) noexcept nogil:
+    if serve_in_turn(worker, connection) == DROP:
+        drop(worker, connection)
+    else:
+        watch(worker, connection)
+
+
 cdef void run(Worker *worker) noexcept nogil:
     """Serve until the reactor stops, and drop every connection then."""
     cdef epoll_event ready[MOST_READY]
+    cdef Connection *last[MOST_READY]
     cdef uint64_t wakes
-    cdef int count, i, at
+    cdef int count, i, at, late
     cdef bint sessions
     while not load_count(&worker.shared.stop):
         count = epoll_wait(worker.epoll, ready, MOST_READY, TICK_MS if worker.strangers or worker.accept_again else -1)
         sessions = False
+        late = 0
         worker.turn += 1
         for i in range(count):
             at = <int> ((i + worker.turn) % <uint32_t> count)    # another one is the first each time
@@ -242,10 +257,13 @@ cdef void run(Worker *worker) noexcept nogil:
             elif ready[at].data.ptr == worker:
                 read(worker.wake, &wakes, sizeof(wakes))
                 sessions = True
-            elif serve_in_turn(worker, <Connection *> ready[at].data.ptr) == DROP:
-                drop(worker, <Connection *> ready[at].data.ptr)
+            elif comes_last(worker, <Connection *> ready[at].data.ptr):
+                last[late] = <Connection *> ready[at].data.ptr
+                late += 1
             else:
-                watch(worker, <Connection *> ready[at].data.ptr)
+                serve_or_drop(worker, <Connection *> ready[at].data.ptr)
+        for i in range(late):
+            serve_or_drop(worker, last[i])
         if worker.accept_again and now_ns() >= worker.accept_again:
             listen_again(worker, True)
         if sessions or worker.strangers:
