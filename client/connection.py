@@ -82,6 +82,8 @@ class Connection:
         self._reader: Call | None = None
         self._failure = ""
         self._farewell = ""
+        self.on_end: Callable[[], None] = _nothing
+        """Called when the connection has failed, by whoever noticed; must not block."""
 
     @property
     def usable(self) -> bool:
@@ -298,6 +300,12 @@ class Connection:
                 self._open_gate(call)
             self._calls.clear()
         self.channel.close()
+        on_end, self.on_end = self.on_end, _nothing
+        on_end()
+
+
+def _nothing() -> None:
+    """Take the end of a connection that is nobody's."""
 
 
 def _give_to_late(call: Call) -> None:

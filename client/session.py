@@ -25,7 +25,7 @@ from farpool.client.credentials import ANONYMOUS, Credentials
 from farpool.client.deadlines import seconds_left
 from farpool.client.dialing import dial
 from farpool.client.encryption import encrypt
-from farpool.client.keeper import keep, release
+from farpool.client.keeper import keep, look_after, release
 from farpool.native.control_channel import ControlChannel
 from farpool.native.fork import fork_count
 from farpool.protocol.addresses import Address, fill_host
@@ -267,9 +267,17 @@ class Session:
         self._connection = connection
         if self._closed:
             connection.fail("the pool was closed")
-        else:
-            keep(self, channel.fileno())
+            return connection
+        connection.on_end = self._look_after
+        keep(self, channel.fileno())
+        if self._closed:
+            release(self)
         return connection
+
+    def _look_after(self) -> None:
+        """Reconnect soon, unless the next call is quicker."""
+        if not self._closed and not self.forked:
+            look_after(self)
 
     def _say_hello(self, connection: Connection, deadline: float) -> Welcome:
         # A session that goes on has a secret of its own.

@@ -243,9 +243,11 @@ class Server:
 
     def watch_signals(self) -> None:
         """SIGTERM and SIGINT end the server, a second one at once; SIGHUP reads the settings again."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self._tell)
-        self._loop.add_signal_handler(signal.SIGHUP, self._reload)
+        for number, act in ((signal.SIGTERM, self._tell), (signal.SIGINT, self._tell), (signal.SIGHUP, self._reload)):
+            before = signal.getsignal(number)
+            self._loop.add_signal_handler(number, act)
+            self._undo.callback(signal.signal, number, before or signal.SIG_DFL)
+            self._undo.callback(self._loop.remove_signal_handler, number)
         self._loop.set_exception_handler(_log_loop_error)
 
     def watch_parent(self, embedding: Embedding) -> None:
