@@ -38,6 +38,7 @@ class Access:
         self._move = move
         life.grants.expired = self._expire
         for grant in life.grants.closed():
+            self._close(grant)  # an earlier server may have died between its first word of it and its last
             self._try_later(grant, 0.0)
 
     # Finding ------------------------------------------------------------------------------------------
@@ -177,6 +178,9 @@ class Access:
         """End a grant, and take the slab from its tenant's sessions as far as the server can at once."""
         life, slab = self._life, grant.slab
         life.grants.close(grant)
+        # Also if it is granted anew before that draft is made: a copy would have bytes of the time in between.
+        why = StaleSlab(f"the grant of {slab.label} ended while a draft of it was being made", id=slab.id)
+        life.making.call_off(grant.tenant, why, slab.id)
         sessions = {session.id for session in life.sessions.all() if session.tenant == grant.tenant}
         for draft in life.slabs.drafts_of(slab):
             if draft.tenant == grant.tenant:

@@ -8,7 +8,7 @@ which has the old memory then, ends as any slab does: its bytes stay charged unt
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import structlog
@@ -46,10 +46,14 @@ class Replacement(NamedTuple):
 
 
 class Commits:
-    """Reserves, commits and moves. Not thread-safe; copies and checksums are made in the executor's threads."""
+    """Reserves, commits and moves. ``may_write`` raises where a session may not replace a slab's bytes.
 
-    def __init__(self, life: Lifecycle) -> None:
+    Not thread-safe; copies and checksums are made in the executor's threads, and rights are looked at after each.
+    """
+
+    def __init__(self, life: Lifecycle, may_write: Callable[[Session, Slab], None]) -> None:
         self._life = life
+        self._may_write = may_write
 
     # Reserving ----------------------------------------------------------------------------------------
 
@@ -78,14 +82,26 @@ class Commits:
     async def _make(self, session: Session | None, slab: Slab, draft: Slab, *, copy: bool, ended: str) -> None:
         life = self._life
         try:
+            self._check_base(session, slab, draft, ended)
             fill = copier(life.arena, slab.memory_id, draft.memory_id, slab.nbytes) if copy else None
         except BaseException:
             life.making.abandon(draft)
             raise
         await life.making.make_long(session, draft, fill)
-        if slab.state != "live":
+        try:
+            self._check_base(session, slab, draft, ended)
+        except BaseException:
             life.making.abandon(draft)
+            raise
+
+    def _check_base(self, session: Session | None, slab: Slab, draft: Slab, ended: str) -> None:
+        """Look whether a draft of the slab may still be made, after other requests had their turn."""
+        if slab.state != "live":
             raise StaleSlab(f"{slab.label} has ended {ended}", id=slab.id)
+        if draft.called_off is not None:
+            raise draft.called_off
+        if session is not None:
+            self._may_write(session, slab)
 
     # Committing ---------------------------------------------------------------------------------------
 
@@ -138,6 +154,7 @@ class Commits:
         if len({slab.id for slab, _ in pairs}) < len(pairs):
             raise InvalidArgument("two drafts of one slab cannot be committed together; commit one after the other")
         for slab, _ in pairs:
+            self._may_write(session, slab)
             self._life.exclusives.check(slab, session)
         return pairs
 
@@ -172,6 +189,7 @@ class Commits:
         for slab, draft in pairs:
             if slab.state != "live" or draft.state != "live":
                 raise StaleSlab(f"{slab.label} or its draft has ended; nothing was committed", id=slab.id)
+            self._may_write(session, slab)
             self._life.exclusives.check(slab, session)
 
     # Replacing ----------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable
 from functools import partial
 
-from farpool.protocol.errors import PermissionDenied
+from farpool.protocol.errors import FarpoolError, PermissionDenied
 from farpool.protocol.units import Lease
 from farpool.server.arena import Arena
 from farpool.server.catalog import Catalog
@@ -92,7 +92,12 @@ class Making:
             raise
 
     async def make_long(self, session: Session | None, slab: Slab, fill: Callable[[], None] | None = None) -> None:
-        """Do the same in a thread, and then *fill*; raise ``PermissionDenied`` if the session ends meanwhile."""
+        """Do the same in a thread, and then *fill*.
+
+        Raises:
+            PermissionDenied: the session has ended meanwhile.
+            FarpoolError: what the slab was called off with meanwhile.
+        """
         making = self._work.in_thread(partial(_make, self._arena, slab.memory_id, slab.nbytes, fill))
         try:
             await asyncio.shield(making)
@@ -105,6 +110,15 @@ class Making:
         if session is not None and not session.alive:
             self.abandon(slab)
             raise PermissionDenied(f"session {session.id} ended while its slab was being made")
+        if slab.called_off is not None:
+            self.abandon(slab)
+            raise slab.called_off
+
+    def call_off(self, tenant: str, why: FarpoolError, draft_of: int | None = None) -> None:
+        """Let nothing live that is being made for a tenant, or only no draft of one slab; it is abandoned when made."""
+        for slab in self._slabs.being_made():
+            if slab.tenant == tenant and draft_of in (None, slab.draft_of):
+                slab.called_off = why
 
     def abandon(self, slab: Slab) -> None:
         """Undo :meth:`prepare`, and what was made since."""

@@ -106,7 +106,7 @@ class PoolService:
         self.last_request = clock()
         """When something was last asked, heartbeats apart; a drain ends when nothing is asked any more."""
         self._clock = clock
-        self._commits = Commits(life)
+        self._commits = Commits(life, lambda session, slab: self.access.check(session, slab, "rw"))
         self.waiting = Waiting(life, clock)
         self.access = Access(life, tenants, self._commits.move)
         self._reports = Reports(life, self.access, clock, epoch)

@@ -1,0 +1,131 @@
+"""Grants that end while something is under way: what was begun by them comes to nothing, also after a crash."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.conftest import settle
+
+from farpool.protocol.errors import StaleSlab
+from farpool.protocol.messages import (
+    Allocate,
+    Attach,
+    Attached,
+    Commit,
+    Committed,
+    Done,
+    DraftEnd,
+    Grant,
+    Open,
+    Reserve,
+    Revoke,
+    ServerStat,
+    SlabInfo,
+    Stat,
+    TenantAdd,
+)
+from farpool.server.embedded import EmbeddedServer, serve_embedded
+
+Connect = Callable[..., Any]
+
+MIB = 1 << 20
+LONG = 48 * MIB
+"""Long enough to be made and copied in one of the server's two threads."""
+
+
+@pytest.fixture
+def server() -> Iterator[EmbeddedServer]:
+    with serve_embedded(capacity="512MiB", resume_grace=60, session_timeout=300) as running:
+        yield running
+
+
+@pytest.fixture
+def tenants(server: EmbeddedServer, connect: Connect) -> None:
+    for name in ("owner", "reader"):
+        connect(server.url).ask(TenantAdd(tenant=name), Done)
+
+
+@pytest.fixture
+def owner(server: EmbeddedServer, connect: Connect, tenants: None) -> Any:
+    return connect(server.tcp_url, tenant="owner")
+
+
+def made(client: Any, nbytes: int = 4096, **options: Any) -> SlabInfo:
+    slab = client.ask(Allocate(nbytes=nbytes, name="weights", lease="persistent", **options), Attached).slab
+    assert isinstance(slab, SlabInfo)
+    return slab
+
+
+def grant(client: Any, slab: SlabInfo, mode: str = "rw") -> None:
+    client.ask(Grant(id=slab.id, generation=slab.generation, tenant="reader", mode=mode), Done)
+
+
+def revoke(client: Any, slab: SlabInfo) -> None:
+    client.ask(Revoke(id=slab.id, generation=slab.generation, tenant="reader"), Done)
+
+
+def commit(client: Any, draft: SlabInfo) -> None:
+    end = DraftEnd(id=draft.id, generation=draft.generation, detached="tcp", checksum=False)
+    client.ask(Commit(drafts=[end]), Committed)
+
+
+def wait_for_allocated(client: Any, nbytes: int) -> None:
+    def wrong() -> set[str]:
+        found = client.ask(Stat(), ServerStat).allocated
+        return set() if found == nbytes else {"allocated"}
+
+    assert not settle(wrong, set(), 20.0), f"the bytes that are allocated never were {nbytes}"
+
+
+ENDINGS: dict[str, list[Callable[[Any, SlabInfo], None]]] = {
+    "revoked": [revoke],
+    "narrowed": [lambda owner, slab: grant(owner, slab, "r")],
+    "revoked and granted again": [revoke, grant],
+}
+
+
+@pytest.mark.parametrize("copy", [True, False], ids=["copy", "empty"])
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_draft_that_is_being_made_comes_to_nothing(
+    server: EmbeddedServer, connect: Connect, owner: Any, ending: str, copy: bool
+) -> None:
+    slab = made(owner, LONG)
+    grant(owner, slab)
+    readers = [connect(server.tcp_url, tenant="reader") for _ in range(4)]
+    reserve = Reserve(id=slab.id, generation=slab.generation, transport="tcp", copy=copy)
+    waiting = [(reader, reader.send(reserve)) for reader in readers]
+    wait_for_allocated(owner, 5 * LONG)  # all are under way, two of them behind the others
+    for step in ENDINGS[ending]:
+        step(owner, slab)
+    for reader, number in waiting:
+        with pytest.raises(StaleSlab):  # at the latest when it commits what was made before
+            commit(reader, reader.answer(number, Attached).slab)
+    wait_for_allocated(owner, LONG)
+    assert owner.ask(Open(id=slab.id), Attached).slab.commits == 0
+
+
+def test_a_server_that_died_while_it_revoked_ends_what_was_begun(
+    server: EmbeddedServer, connect: Connect, owner: Any
+) -> None:
+    slab = made(owner)
+    grant(owner, slab)
+    reader = connect(server.tcp_url, tenant="reader")
+    opened = Open(id=slab.id, mode="rw", transport="cxl", exclusive=True)
+    reader.ask(opened, Attached)
+    draft = reader.ask(Reserve(id=slab.id, generation=slab.generation, transport="tcp"), Attached).slab
+    server.kill()
+    with closing(sqlite3.connect(Path(server.arena, ".farpool", "catalog.sqlite"))) as catalog, catalog:
+        catalog.execute("UPDATE grants SET mode = ''")  # the first that a revocation does, and the last that this did
+    server.restart()
+    reader = connect(server.tcp_url, resume=reader.key)
+    with pytest.raises(StaleSlab):
+        commit(reader, draft)
+    owner = connect(server.tcp_url, tenant="owner")
+    attached = owner.ask(Attach(id=slab.id, generation=slab.generation, mode="rw", transport="tcp"), Attached)
+    assert (attached.slab.id, attached.slab.commits) == (slab.id, 0)
+    wait_for_allocated(owner, 4096)
