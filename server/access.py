@@ -113,6 +113,8 @@ class Access:
 
     def note(self, session: Session, slab: Slab, transport: str, *, draft: bool = False) -> None:
         """Remember that a session may map what a slab has now, or will have once its draft is committed."""
+        if slab.draft_of is not None:
+            slab, draft = self._life.slabs.base_of(slab), True
         if slab.tenant != session.tenant and self._life.planes.may_map(transport):
             grant = self._life.grants.find(session.tenant, slab.id)
             if grant is not None:

@@ -18,6 +18,7 @@ from farpool.protocol.messages import (
     Attached,
     Commit,
     Committed,
+    Detach,
     Done,
     DraftEnd,
     Grant,
@@ -69,8 +70,8 @@ def revoke(client: Any, slab: SlabInfo) -> None:
     client.ask(Revoke(id=slab.id, generation=slab.generation, tenant="reader"), Done)
 
 
-def commit(client: Any, draft: SlabInfo) -> None:
-    end = DraftEnd(id=draft.id, generation=draft.generation, detached="tcp", checksum=False)
+def commit(client: Any, draft: SlabInfo, detached: str = "tcp") -> None:
+    end = DraftEnd(id=draft.id, generation=draft.generation, detached=detached, checksum=False)
     client.ask(Commit(drafts=[end]), Committed)
 
 
@@ -107,6 +108,21 @@ def test_a_draft_that_is_being_made_comes_to_nothing(
             commit(reader, reader.answer(number, Attached).slab)
     wait_for_allocated(owner, LONG)
     assert owner.ask(Open(id=slab.id), Attached).slab.commits == 0
+
+
+def test_memory_that_was_a_draft_mapped_by_its_writer_is_the_slabs_no_more(
+    server: EmbeddedServer, connect: Connect, owner: Any
+) -> None:
+    slab = made(owner)
+    grant(owner, slab)
+    reader = connect(server.tcp_url, tenant="reader")
+    draft = reader.ask(Reserve(id=slab.id, generation=slab.generation, transport="tcp"), Attached).slab
+    reader.ask(Attach(id=draft.id, generation=draft.generation, mode="rw", transport="cxl"), Attached)
+    reader.ask(Detach(id=draft.id, generation=draft.generation, transport="tcp"), Done)
+    commit(reader, draft, "cxl")  # but who says that it has let go of all its mappings?
+    committed = owner.ask(Open(id=slab.id), Attached).slab.memory_generation
+    revoke(owner, slab)
+    assert owner.ask(Open(id=slab.id), Attached).slab.memory_generation != committed
 
 
 def test_a_server_that_died_while_it_revoked_ends_what_was_begun(
