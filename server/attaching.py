@@ -88,13 +88,17 @@ class Attaching:
 
     async def _attached_then(self, session: Session, slab: Slab, transport: str, mode: Mode, memory: int) -> Attached:
         """Attach a slab once its memory has moved."""
+        await self._wait_out_move(session, slab)
+        attached = self._attached(session, slab, transport, mode, memory)
+        assert isinstance(attached, Attached)
+        return attached
+
+    async def _wait_out_move(self, session: Session, slab: Slab) -> None:
+        """Wait until a slab's memory does not move; raise ``StaleSlab`` if it or the session has ended by then."""
         while slab.moving is not None:
             await slab.moving.wait()
         if not session.alive or slab.state != "live":
             raise StaleSlab(f"{slab.label} has ended meanwhile", id=slab.id)
-        attached = self._attached(session, slab, transport, mode, memory)
-        assert isinstance(attached, Attached)
-        return attached
 
     async def _attach_alone(self, session: Session, slab: Slab, transport: str, mode: Mode) -> Attached:
         """Attach a slab for this session alone; what those who are gone may still map is not its memory any more."""
@@ -104,6 +108,10 @@ class Attaching:
         try:
             if any(self._life.sessions.get(holder) is None for holder, _ in slab.holders):
                 await self._move(slab)
+            await self._wait_out_move(session, slab)
+            # A grant that ended meanwhile, to come back narrower perhaps, has let others in again.
+            self._access.check(session, slab, mode, alone=True)
+            self._life.exclusives.claim(slab, session)
             return await self._attached_then(session, slab, transport, mode, 0)
         except BaseException:
             if had is None and slab.exclusive == session.id:
