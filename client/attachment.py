@@ -195,7 +195,8 @@ class Attachments:
         self.sweep()
         ends: list[DraftEnd] = []
         try:
-            ends += [withdraw() for _, withdraw in drafts]
+            for _, withdraw in drafts:
+                ends.append(withdraw())  # one by one: a later one that is in use hides none of these
             return self.session.call(Commit(drafts=ends), Committed, deadline).slabs
         except BaseException:
             for (attachment, _), end in zip(drafts, ends, strict=False):
