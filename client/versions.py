@@ -99,12 +99,12 @@ class Versions:
         self._closed = True
         number, self.exclusive = self.exclusive, 0
         if number and not self.owner.session.forked:
-            self.owner.give_up(self.info.id, number)
+            self.owner.holdings.give_up(self.info.id, number)
 
     def __del__(self) -> None:
         # The collector runs in any thread, with any lock held: what it takes is noted, and no more.
         if getattr(self, "exclusive", 0):
-            self.owner.given_up.append((self.info.id, self.exclusive))
+            self.owner.holdings.given_up.append((self.info.id, self.exclusive))
 
 
 def _let_go(attachment: Attachment) -> None:
