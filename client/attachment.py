@@ -74,18 +74,29 @@ class Attachment:
 
     def let_go(self) -> bool:
         """Close the region and queue what the server must know; return False if that was done before."""
-        already, gone = self._gone, self.withdraw()
-        if gone:
-            self.owner.holdings.part_detach(self.key)
-        return not already and self._gone
+        if not self._close():
+            return False
+        self.owner.holdings.release(self.key, self.serial)
+        return True
 
     def withdraw(self) -> bool:
         """Close the region; return whether the server must be told that this session has none of the slab any more."""
+        return self._close() and self.owner.holdings.forget(self.key, self.serial)
+
+    def undo(self) -> None:
+        """Take back an open that nobody waits for any more."""
+        self.let_go()
+        if self.exclusive:
+            self.owner.holdings.exclusives.give_up(self.info.id, self.exclusive)
+        self.owner.session.flush()
+
+    def _close(self) -> bool:
+        """Close the region; return whether it was open until now, and is this process's."""
         self.region.close()
         if self._gone or self.owner.session.forked:
             return False
         self._gone = True
-        return self.owner.holdings.forget(self.key, self.serial)
+        return True
 
 
 class Attachments:
@@ -134,22 +145,46 @@ class Attachments:
 
     def open(self, request: Open, mode: Mode, deadline: float) -> Attachment:
         """Find a slab and attach it."""
+        if not request.exclusive:
+            return self._open(request, mode, deadline)
+        exclusives, granted = self.holdings.exclusives, 0
+        try:
+            while True:
+                mark = exclusives.mark()
+                attachment = self._open(request, mode, deadline)
+                granted = attachment.info.id
+                attachment.exclusive = exclusives.claim(granted, mark)
+                if attachment.exclusive:
+                    return attachment
+                attachment.let_go()  # another thread may have let other sessions in meanwhile: ask again
+        except BaseException:
+            if granted:
+                exclusives.give_up(granted)
+                self.session.flush()
+            raise
+
+    def _open(self, request: Open, mode: Mode, deadline: float) -> Attachment:
         self.holdings.sweep()
         detaches = self.holdings.detaches
         reply: Attached | None = None
         try:
-            reply = self.session.call(request, Attached, deadline, self._detach_late)
+            reply = self.session.call(request, Attached, deadline, partial(self._undo_open, request))
             attachment = self._adopt_or_again(reply, mode, deadline)
+            if detaches != self.holdings.detaches:  # of this very slab, perhaps, and after it was granted: ask again
+                self._renew(attachment.info, mode, 0, deadline - monotonic())
         except BaseException:
             if reply is not None:
-                self._detach_late(reply)
+                self._undo_open(request, reply)
                 self.session.flush()
             raise
-        if detaches != self.holdings.detaches:  # of this very slab, perhaps, and after it was granted: ask again
-            self._renew(attachment.info, mode, 0, deadline - monotonic())
-        if request.exclusive:
-            attachment.exclusive = self.holdings.claim(attachment.info.id)
         return attachment
+
+    def _undo_open(self, request: Open, reply: Reply) -> None:
+        """Take back what the server has granted to an open that nobody waits for any more."""
+        self._detach_late(reply)
+        if request.exclusive:
+            assert isinstance(reply, Attached)
+            self.holdings.exclusives.give_up(reply.slab.id)
 
     def reserve(self, attachment: Attachment, *, copy: bool, deadline: float) -> Attachment:
         """Make a draft of an attached slab and attach it; if that cannot be, the draft is ended."""
@@ -244,7 +279,7 @@ class Attachments:
     def _detach_late(self, reply: Reply) -> None:
         """Take back an attach that nobody waits for any more."""
         assert isinstance(reply, Attached)
-        self.holdings.take_back((reply.slab.id, reply.slab.memory_generation))
+        self.holdings.part_detach((reply.slab.id, reply.slab.memory_generation))
 
     def close(self) -> None:
         """Close every region and the transport's client half; live views keep their memory. Idempotent."""

@@ -13,6 +13,7 @@ from contextlib import suppress
 from itertools import count
 from typing import Any, NamedTuple
 
+from farpool.client.exclusive import Exclusives
 from farpool.client.session import Session
 from farpool.protocol.errors import RegionInUse
 from farpool.protocol.messages import Detach
@@ -37,14 +38,12 @@ class Holdings:
     def __init__(self, session: Session, transport: str) -> None:
         self.dropped: deque[tuple[Key, int]] = deque()
         """Attachments whose region nobody holds any more; dealt with before the next request."""
-        self.given_up: deque[tuple[int, int]] = deque()
-        """Slabs that a handle had for itself which nobody holds any more, dealt with as well."""
+        self.exclusives = Exclusives(session, transport)
         self.detaches = 0
         """Counts what was let go of: who opens a slab meanwhile asks again."""
         self._session = session
         self._transport = transport
         self._serials = count(1)
-        self._exclusive: dict[int, set[int]] = {}
         self._lock = threading.RLock()
         self._held: dict[Key, dict[int, Held]] = {}  # by slab, then by serial number
         session.on_event = self._event
@@ -63,23 +62,11 @@ class Holdings:
         with self._lock:
             return "rw" if any(held.mode == "rw" for held in self._held.get(key, {}).values()) else mode
 
-    def claim(self, slab_id: int) -> int:
-        """Note a handle that has a slab for the session alone; return its number."""
-        with self._lock:
-            number = next(self._serials)
-            self._exclusive.setdefault(slab_id, set()).add(number)
-            return number
-
-    def take_back(self, key: Key) -> None:
-        """Take back an attach that nobody waits for any more, unless another holds the slab."""
-        with self._lock:
-            if key not in self._held:
-                self.part_detach(key)
-
     def release(self, key: Key, serial: int) -> None:
         """Forget an attachment whose region is closed; queue the Detach if it was the last."""
-        if self.forget(key, serial):
-            self.part_detach(key)
+        with self._lock:
+            if self.forget(key, serial):
+                self.part_detach(key)
 
     def forget(self, key: Key, serial: int) -> bool:
         """Forget an attachment whose region is closed; return whether it was the last of its slab."""
@@ -88,12 +75,14 @@ class Holdings:
             if held is None or held.pop(serial, None) is None or held:
                 return False
             del self._held[key]
-            self.detaches += 1
             return True
 
     def part_detach(self, key: Key) -> None:
-        """Queue the word that this session has let go of a slab."""
-        self._session.part(Detach(id=key[0], generation=key[1], transport=self._transport))
+        """Queue the word that this session has let go of a slab, unless it has it attached."""
+        with self._lock:
+            if key not in self._held:
+                self.detaches += 1
+                self._session.part(Detach(id=key[0], generation=key[1], transport=self._transport))
 
     def revoke(self, key: Key) -> None:
         """Close every attachment of a slab that is gone: its operations raise ``StaleSlab`` from now on."""
@@ -105,27 +94,15 @@ class Holdings:
 
     def revoke_all(self, slab_id: int) -> None:
         """Do the same for a slab whose life has ended, whatever memory of it is attached."""
+        self.exclusives.lose(slab_id)
         with self._lock:
             keys = [key for key in self._held if key[0] == slab_id]
         for key in keys:
             self.revoke(key)
 
-    def give_up(self, slab_id: int, number: int) -> None:
-        """Let other sessions attach a slab again, once no handle here has it for this session alone."""
-        with self._lock:
-            numbers = self._exclusive.get(slab_id, set())
-            numbers.discard(number)
-            if numbers or self._exclusive.pop(slab_id, None) is None:
-                return
-        self._session.part(Detach(id=slab_id, generation=0, transport=self._transport, exclusive=True))
-
     def sweep(self) -> None:
         """Deal with what the collector took."""
-        while self.given_up:
-            try:
-                self.give_up(*self.given_up.popleft())
-            except IndexError:
-                break  # another thread was quicker
+        self.exclusives.sweep()
         while self.dropped:
             try:
                 key, serial = self.dropped.popleft()
@@ -158,6 +135,8 @@ class Holdings:
     def _event(self, kind: str, fields: dict[str, Any]) -> None:
         match kind, fields:
             case (("revoked" | "expired" | "replaced"), {"id": int(slab_id), "generation": int(generation)}):
+                if kind != "replaced":
+                    self.exclusives.lose(slab_id)
                 self.revoke((slab_id, generation))
             case _:
                 pass  # draining needs no act of ours; a newer server may send other events
