@@ -160,7 +160,7 @@ class PoolHandle:
         return deadline_after(timeout, self._timeout)
 
     def _stat(self, deadline: float) -> ServerStat:
-        self._attachments.sweep()
+        self._attachments.holdings.sweep()
         return self._session.call(Stat(), ServerStat, deadline)
 
     def _release_host(self, host: str, deadline: float) -> Quarantined:
@@ -188,7 +188,7 @@ class PoolHandle:
         try:
             self._attachments.close()
         finally:  # a transport of somebody else's may fail to close; the session ends all the same
-            self._session.close(patience, self._attachments.mapped())
+            self._session.close(patience, self._attachments.holdings.mapped())
 
 
 class Pool(PoolHandle):

@@ -11,7 +11,6 @@ import os
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -26,6 +25,7 @@ from farpool.client.deadlines import seconds_left
 from farpool.client.dialing import dial
 from farpool.client.encryption import encrypt
 from farpool.client.keeper import keep, look_after, release
+from farpool.client.parting import Parting
 from farpool.native.control_channel import ControlChannel
 from farpool.native.fork import fork_count
 from farpool.protocol.addresses import Address, fill_host
@@ -110,7 +110,7 @@ class Session:
         self._resume: ResumeKey | None = None
         self._connection: Connection | None = None
         self._connecting = threading.RLock()
-        self._parting: deque[bytes] = deque()
+        self._parting = Parting()
         self._closed = False
         self._forks = fork_count()
 
@@ -190,7 +190,7 @@ class Session:
 
     def part(self, request: Request) -> None:
         """Queue a request that asks for no reply; it leaves before the next one. Takes no lock."""
-        self._parting.append(encode_request(0, request))
+        self._parting.add(request)
 
     def flush(self) -> None:
         """Send what is queued if the connection is up; never connects, never raises a ``FarpoolError``."""
@@ -259,6 +259,7 @@ class Session:
         try:
             welcome = self._say_hello(connection, deadline)
             channel.start_heartbeat(encode_request(0, Heartbeat()), welcome.heartbeat)
+            connection.serial = 1
         except BaseException:
             connection.fail("no session was opened")
             raise
