@@ -12,7 +12,7 @@ from libc.string cimport memcpy, memset
 
 from farpool.native.bus_guard cimport touch
 from farpool.native.cipher cimport receive_through
-from farpool.native.libatomics cimport compare_swap_word, fetch_add_word, load_count, load_word, store_word
+from farpool.native.libatomics cimport compare_swap_word, fetch_add_word, load_word, store_word
 from farpool.native.libpthread cimport pthread_mutex_lock, pthread_mutex_unlock
 from farpool.native.libsocket cimport MSG_DONTWAIT, MSG_PEEK, iovec, msghdr, recv, write
 from farpool.native.operation cimport (
@@ -29,14 +29,13 @@ from farpool.native.operation cimport (
     STATUS_OK,
     STATUS_OUT_OF_BOUNDS,
     STATUS_READ_ONLY,
-    STATUS_REFUSED,
     STATUS_STALE,
-    STATUS_VERSION,
 )
 from farpool.native.slab_table cimport Entry, pin, unpin
+from farpool.native.tcp_admission cimport Admission, admit
 from farpool.native.tcp_answers cimport flush, is_unsent, owe, owe_bytes, span_advance, span_clear
 from farpool.native.watched_word cimport wake_waiters
-from farpool.native.tcp_wire cimport MOST_PARTS, WIRE_MAGIC, WIRE_VERSION
+from farpool.native.tcp_wire cimport MOST_PARTS, WIRE_MAGIC
 
 cdef enum:
     TLS_HANDSHAKE = 0x16    # first byte of a client that speaks TLS; those of our hello are others
@@ -79,38 +78,16 @@ cdef bint changes_memory(uint8_t operation) noexcept nogil:
 
 
 cdef int greet(Worker *worker, Connection *connection, const Request *request) noexcept nogil:
-    """Check a hello: the session's slot and its secret, compared in constant time."""
-    cdef Shared *shared = worker.shared
-    cdef SessionSlot *slot
-    cdef const uint8_t *secret = <const uint8_t *> &request.generation
-    cdef uint8_t difference = 0
-    cdef int i
+    """Answer a hello."""
+    cdef Admission admission
     if connection.known or request.operation != OP_HELLO:
-        report(shared, EVENT_DISORDER, connection.peer, request.operation)
+        report(worker.shared, EVENT_DISORDER, connection.peer, request.operation)
         return DROP
-    if request.reserved != WIRE_VERSION:
-        owe(connection, request, STATUS_VERSION, WIRE_VERSION)
-    elif request.handle >= shared.session_count:
-        owe(connection, request, STATUS_REFUSED, 0)
-    else:
-        slot = &shared.sessions[request.handle]
-        for i in range(SECRET_BYTES):
-            difference |= secret[i] ^ slot.secret[i]
-        if load_count(&slot.active) and difference == 0 and slot.encrypted and connection.cipher == NULL:
-            report(shared, EVENT_IN_CLEAR, connection.peer, 0)
-            owe(connection, request, STATUS_REFUSED, 0)
-            flush(worker, connection)
-            return DROP
-        if load_count(&slot.active) and difference == 0:
-            connection.known = True
-            connection.slot = request.handle
-            connection.share = slot.share
-            connection.session = slot.id
-            worker.strangers -= 1
-            owe(connection, request, STATUS_OK, WIRE_VERSION)
-            return KEEP
-        owe(connection, request, STATUS_REFUSED, 0)
-    report(shared, EVENT_REFUSED, connection.peer, request.reserved)
+    admission = admit(worker, connection, request)
+    owe(connection, request, admission.status, admission.detail)
+    if admission.status == STATUS_OK:
+        return KEEP
+    report(worker.shared, admission.event, connection.peer, admission.number)
     flush(worker, connection)
     return DROP
 

@@ -4,10 +4,14 @@ from farpool.native.tls import TlsClient
 class TcpChannel:
     """One data connection; its peer makes it."""
 
+def check_hello(status: int, detail: int, host: str, port: int) -> None:
+    """Raise what the answer to a hello means, unless it lets the client in."""
+
 class TcpPeer(Loans):
     """The data connections of one session: opened when needed, at most *limit*, each used by one operation at a time.
 
-    Thread-safe. New connections are encrypted with *tls*, and the server's certificate is checked as it says.
+    Thread-safe. If the server refuses one more, operations take turns with those that there are. New connections
+    are encrypted with *tls*, and the server's certificate is checked as it says.
     """
 
     def __init__(self, limit: int = 8, tls: TlsClient | None = None) -> None: ...

@@ -19,6 +19,7 @@ class TcpReactor:
         *,
         threads: int = 1,
         max_connections: int = 4096,
+        max_session_connections: int = 64,
         hello_timeout: float = 5.0,
         encryptor: Encryptor | None = None,
     ) -> None: ...
@@ -33,6 +34,8 @@ class TcpReactor:
         If *encrypted*, they must be. Connections of one *share* have a bounded part of each turn together. Raises
         ``PoolFull``.
         """
+    def share_out(self, several: bool) -> None:
+        """Leave room for others' connections (one tenant has at most as many as are free), or let one have all."""
     def expel(self, slot: int) -> None:
         """Close the session's data connections soon, and refuse new ones at once."""
     def fileno(self) -> int:

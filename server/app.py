@@ -196,10 +196,14 @@ class Server:
                 coherence=settings.coherence,
                 encryptor=None if self._keys is None else self._keys.encryptor,
                 watched_offset=generations.watched_offset,
+                several_tenants=self._several_tenants,
                 changed=self._changed,
             )
             await planes.start(name, context)
         planes.require_one()
+
+    def _several_tenants(self) -> bool:
+        return len(self.service.tenants) > 1
 
     def _changed(self) -> None:
         self.service.waiting.look()

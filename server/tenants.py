@@ -96,6 +96,9 @@ class Tenants:
             tenant.certificates = frozenset(wanted.certificates if wanted is not None else ())
             tenant.configured_quota = NO_QUOTA if wanted is None else _quota_of(wanted)
 
+    def __len__(self) -> int:
+        return len(self._tenants)
+
     def sorted(self) -> list[Tenant]:
         """Return all tenants in the order of their names."""
         return sorted(self._tenants.values(), key=lambda tenant: tenant.name)

@@ -127,7 +127,7 @@ class ServerContext:
     """File of the arena with one 8-byte generation word a slot, written by the server alone."""
     generations_nbytes: int
     settings: Mapping[str, Any]
-    """The transport's own settings; tcp knows ``listen`` (``HOST:PORT``) and ``threads``."""
+    """The transport's own settings; tcp knows ``listen`` (``HOST:PORT``), ``threads`` and its limits."""
     report: Callable[[str, Mapping[str, Any]], None]
     """Log one event of the data plane that an operator should see: ``report("refused", {"peer": ..., "reason": ...})``.
 
@@ -144,6 +144,8 @@ class ServerContext:
     """What connections are encrypted with; None if the server has no TLS."""
     watched_offset: int = 0
     """Where in the generation file there is a word a slot that tells which word of its slab somebody waits for."""
+    several_tenants: Callable[[], bool] = lambda: False
+    """Whether the pool has more than one tenant now: then none may take all of what the data plane has."""
     changed: Callable[[], None] = lambda: None
     """Say that a word that somebody waits for was stored to. The loop's thread alone calls it."""
 

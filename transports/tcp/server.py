@@ -13,19 +13,35 @@ from farpool.native.tcp_reactor import TcpReactor
 from farpool.native.tcp_wire import VERSION
 from farpool.protocol.addresses import parse_host_port
 from farpool.protocol.errors import ProtocolError, TransportUnavailable
+from farpool.transports.connection_limits import connection_limits
 from farpool.transports.contract import Mode, ServedSession, ServedSlab, ServerContext
 
 __all__ = ["TcpServer"]
 
 BACKLOG = 1024
+SETTINGS = "[transport_settings.tcp]"
 DEFAULT_LISTEN = "127.0.0.1:0"
 DEFAULT_THREADS = 2
 
-PLAIN_REASONS = {
+SESSION_CONNECTIONS = 64
+"""A client opens 8 for all its threads, and one for each event loop."""
+
+DESCRIPTORS_SHARE = 0.5
+
+REASONS = {
     "in clear": "its session is encrypted, and this connection is not",
     "silent": "the client said no hello in time",
+    "cut short": "the client left after {} bytes of its hello",
+    "out of turn": "request {} is unknown, comes before the hello or after it, or has too many parts",
+    "crowd": "it has not said hello, and {} newer ones wait as well",
+    "out of file descriptors": "none is left with {} data connections open; raise RLIMIT_NOFILE",
+    "connection limit": f"{{}} data connections are open, which is the limit: max_connections in {SETTINGS}",
+    "session's connection limit": f"its session has {{}} data connections, which is the limit: "
+    f"max_session_connections in {SETTINGS}",
+    "tenant's connection limit": f"its tenant has {{}} data connections, and no more are left for others: "
+    f"max_connections in {SETTINGS}",
 }
-"""What events mean whose number says nothing."""
+"""What events mean, with the number of each."""
 
 
 class TcpServer:
@@ -43,12 +59,14 @@ class TcpServer:
 
     async def start(self, context: ServerContext) -> None:
         """Listen, and start the reactor's threads."""
+        limits = connection_limits("tcp", context.settings, session=SESSION_CONNECTIONS, share=DESCRIPTORS_SHARE)
         listener = _listen(str(context.settings.get("listen", DEFAULT_LISTEN)))
         reactor = TcpReactor(
             self._table,
             listener.fileno(),
             threads=int(context.settings.get("threads", DEFAULT_THREADS)),
-            max_connections=int(context.settings.get("max_connections", 4096)),
+            max_connections=limits.server,
+            max_session_connections=limits.session,
             encryptor=context.encryptor,
         )
         reactor.start()
@@ -99,9 +117,11 @@ class TcpServer:
     def publish(self, slab: ServedSlab, session: ServedSession, mode: Mode) -> Mapping[str, Any]:
         """Add the slab to the native table for this session; the same attachment keeps its handle."""
         assert self._reactor is not None
+        assert self._context is not None
         slot = self._slots.get(session.id)
         if slot is None:
             share = self._shares.setdefault(session.tenant, len(self._shares) + 1)
+            self._reactor.share_out(self._context.several_tenants())
             slot = self._slots[session.id] = self._reactor.admit(session.id, session.secret, session.encrypted, share)
         handles = self._handles.setdefault(slab.id, {})
         handle = handles.get((session.id, mode))
@@ -146,24 +166,14 @@ def _explain(kind: str, number: int) -> str:
         case "garbage":
             began = number.to_bytes(2, "little")
             return f"what came begins with {began!r}: no client of farpool's data port, {_likely_client(began)}"
-        case "cut short":
-            return f"the client left after {number} bytes of its hello"
-        case "out of turn":
-            return f"request {number} is unknown, comes before the hello or after it, or has too many parts"
         case "refused" if number != VERSION:
             return f"the client speaks version {number} of the data protocol, this server {VERSION}"
         case "refused":
             return "the session and secret of its hello are not of a session that is open"
         case "no TLS":
             return f"the TLS handshake failed: {_reason_of_tls(number)}"
-        case "connection limit":
-            return f"{number} data connections are open, which is the limit"
-        case "crowd":
-            return f"it has not said hello, and {number} newer ones wait as well"
-        case "out of file descriptors":
-            return f"none is left with {number} data connections open; raise RLIMIT_NOFILE"
         case _:
-            return PLAIN_REASONS.get(kind, f"number {number}")
+            return REASONS.get(kind, "number {}").format(number)
 
 
 def _reason_of_tls(number: int) -> str:
