@@ -26,7 +26,7 @@ TRY_SECONDS: Final = 2.0
 
 FIRST_PAUSE: Final = 0.01
 LONGEST_PAUSE: Final = 2.0
-"""Seconds between two tries, at first and in the end: well within the time that a server keeps sessions when it starts."""
+"""Seconds between two tries, at first and in the end: well within the grace of a server that starts."""
 
 PASSING = (ServerLost, DeadlineExceeded, TransportUnavailable)
 """What another try may mend; of anything else the next call learns by itself."""

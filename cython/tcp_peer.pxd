@@ -21,6 +21,7 @@ cdef class TcpChannel:
 
 
 cdef class TcpPeer(Loans):
+    cdef readonly object reach      # opens a socket to a host: farpool.transports.reaching.reach
     cdef readonly tuple address
     cdef readonly bytes hello       # the header that opens a connection
     cdef readonly uint64_t version  # counts the credentials

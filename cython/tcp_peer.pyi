@@ -1,3 +1,6 @@
+import socket
+from collections.abc import Callable
+
 from farpool.native.loans import Loans
 from farpool.native.tls import TlsClient
 
@@ -10,11 +13,17 @@ def check_hello(status: int, detail: int, host: str, port: int) -> None:
 class TcpPeer(Loans):
     """The data connections of one session: opened when needed, at most *limit*, each used by one operation at a time.
 
-    Thread-safe. If the server refuses one more, operations take turns with those that there are. New connections
-    are encrypted with *tls*, and the server's certificate is checked as it says.
+    Thread-safe. If the server refuses one more, operations take turns with those that there are. *reach* connects a
+    socket: it is given host, port, deadline (``time.monotonic()``), and what errors call it. New connections are
+    encrypted with *tls*, and the server's certificate is checked as it says.
     """
 
-    def __init__(self, limit: int = 8, tls: TlsClient | None = None) -> None: ...
+    def __init__(
+        self, reach: Callable[[str, int, float, str], socket.socket], limit: int = 8, tls: TlsClient | None = None
+    ) -> None: ...
+    @property
+    def reach(self) -> Callable[[str, int, float, str], socket.socket]:
+        """What connects a socket."""
     @property
     def tls(self) -> TlsClient | None:
         """What new connections are encrypted with."""

@@ -158,7 +158,9 @@ class Access:
         if slab.state != "live":
             raise StaleSlab(f"{slab.label} has ended meanwhile", id=slab.id)
         if self._tenants.find(before.tenant) is not tenant:
-            raise InvalidArgument(f'the tenant "{before.tenant}" was removed meanwhile; grant it anew if there is another')
+            raise InvalidArgument(
+                f'the tenant "{before.tenant}" was removed meanwhile; grant it anew if there is another'
+            )
         self._life.grants.set(slab, before.tenant, mode, seconds)
         return Done()
 

@@ -108,7 +108,9 @@ class Administration:
             )
         life = self._life
         # Nobody else has a turn in between. The tenant goes last: what fails before can be asked for again.
-        life.making.call_off(name, PermissionDenied(f'the tenant "{name}" was removed while a slab of it was being made'))
+        life.making.call_off(
+            name, PermissionDenied(f'the tenant "{name}" was removed while a slab of it was being made')
+        )
         with life.catalog.together():
             self._access.revoke_all(name)
             self._end_sessions(name)

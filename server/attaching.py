@@ -109,8 +109,8 @@ class Attaching:
             while session.alive and slab.state == "live" and self._must_move(slab):
                 await self._move(slab)
             await self._wait_out_move(session, slab)
-            # A grant that ended meanwhile, to come back narrower perhaps, has let others in again; so has another open of
-            # this session that came to nothing.
+            # A grant that ended meanwhile, to come back narrower perhaps, has let others in again; so has another open
+            # of this session that came to nothing.
             self._access.check(session, slab, mode, alone=True)
             exclusives.claim(slab, session)
             attached = await self._attached_then(session, slab, transport, mode, 0)

@@ -241,7 +241,9 @@ def main(uid: int, target: dict[str, Any]) -> None:
                 refusal = type(error).__name__
         stat = mapped.stat()
         told = [stat.pid, stat.arena, [entry.host for entry in stat.quarantined]]
-        print(json.dumps({"outcomes": outcomes, "seen": seen, "allocated": len(kept), "refusal": refusal, "told": told}))
+        print(
+            json.dumps({"outcomes": outcomes, "seen": seen, "allocated": len(kept), "refusal": refusal, "told": told})
+        )
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def forged(pool: farpool.Pool, address: int, rkey: int) -> Region:
     mine = pool.allocate(NBYTES, atomics="rdma").attachment
     params = {**mine.ticket.params, "address": address, "rkey": rkey}
     ticket = replace(mine.ticket, params=params, renew=lambda _: params)
-    return pool._selection.client.attach(ticket, TIMEOUT)  # noqa: SLF001  a client half, as an intruder has one
+    return pool._selection.client.attach(ticket, TIMEOUT)
 
 
 @pytest.mark.parametrize("attempt", ATTEMPTS.values(), ids=ATTEMPTS)

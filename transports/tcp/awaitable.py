@@ -24,6 +24,7 @@ from farpool.protocol.errors import (
     StaleSlab,
     out_of_descriptors,
 )
+from farpool.transports.reaching import reach_awaited
 from farpool.transports.renewing import renew
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class AwaitableConnection:
                     return pipeline
                 self.close()
                 version = self._peer.version
-                opened, encryption = await _connect(self._loop, self._peer)
+                opened, encryption = await _connect(self._loop, self._peer, deadline)
                 self._pipeline = TcpPipeline(opened.detach(), self._loop, encryption)
                 self._version = version
                 return self._pipeline
@@ -92,40 +93,20 @@ class AwaitableConnection:
             self._loop.call_soon_threadsafe(pipeline.close)
 
 
-async def _reach(loop: asyncio.AbstractEventLoop, host: str, port: int) -> socket.socket:
-    """Return a connected socket, to the first of the host's addresses that answers."""
-    last: OSError | None = None
-    for family, kind, proto, _, target in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        try:
-            opened = socket.socket(family, kind, proto)
-        except OSError as error:
-            last = error
-            continue
-        try:
-            opened.setblocking(False)
-            await loop.sock_connect(opened, target)
-        except OSError as error:
-            opened.close()
-            last = error
-        except BaseException:
-            opened.close()
-            raise
-        else:
-            return opened
-    raise last or OSError(f"{host} has no address")
-
-
-async def _connect(loop: asyncio.AbstractEventLoop, peer: TcpPeer) -> tuple[socket.socket, TlsConnection | None]:
+async def _connect(
+    loop: asyncio.AbstractEventLoop, peer: TcpPeer, deadline: float
+) -> tuple[socket.socket, TlsConnection | None]:
     """Return a connection that has said hello, and its encryption if it has any."""
     host, port = peer.address
-    opened = await _reach(loop, host, port)
+    label = f"the data port {host}:{port}"
+    opened = await reach_awaited(host, port, deadline, label)
     try:
-        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        opened.setblocking(False)
         if peer.tls is None:
             encryption = None
             answer = await _say_hello(loop, opened, peer.hello)
         else:
-            encryption = peer.tls.begin(opened.fileno(), f"the data port {host}:{port}")
+            encryption = peer.tls.begin(opened.fileno(), label)
             answer = await _say_hello_by_tls(loop, opened, encryption, peer.hello)
         said = unpack_answer(answer)
         check_hello(said["status"], said["detail"], host, port)

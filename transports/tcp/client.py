@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import socket
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from farpool.native.tcp_region import TcpRegion
 from farpool.protocol.errors import out_of_descriptors
 from farpool.protocol.messages import Offer
 from farpool.transports.contract import AwaitableRegion, Probe, Region, Ticket
+from farpool.transports.reaching import reach
 from farpool.transports.tcp.awaitable import AwaitableConnection, AwaitableTcpRegion
 
 if TYPE_CHECKING:
@@ -30,12 +31,12 @@ class TcpClient:
 
     def __init__(self, tls: TlsClient | None = None) -> None:
         self._tls = tls
-        self._peer = TcpPeer(tls=tls)
+        self._peer = TcpPeer(reach, tls=tls)
         self._loops: dict[asyncio.AbstractEventLoop, AwaitableConnection] = {}
 
     def probe(self, offer: Offer, seconds: float) -> Probe:
         """Open a connection to the data port and close it again."""
-        host, port = offer.params.get("host"), offer.params.get("port")
+        host, port = offer.params.get("host", ""), offer.params.get("port", 0)
         if self._tls is not None and not offer.params.get("tls"):
             return Probe(
                 usable=False,
@@ -43,7 +44,7 @@ class TcpClient:
                 "certificate of its own: [tls] in farpool.toml",
             )
         try:
-            socket.create_connection((host, port), timeout=min(seconds, PROBE_SECONDS)).close()
+            reach(host, port, time.monotonic() + min(seconds, PROBE_SECONDS), f"{host}:{port}").close()
         except (OSError, TypeError, OverflowError) as error:
             if (shortage := out_of_descriptors(error)) is not None:
                 return Probe(usable=False, reason=shortage.message)
