@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 import farpool
+from farpool.client.transports import Selection
 from farpool.server.embedded import EmbeddedServer
-from farpool.transports.contract import Region
+from farpool.transports.contract import ClientTransport, Region
 
 NBYTES = 1 << 16
 SECRET = b"victim's"
@@ -45,12 +47,22 @@ def intruder(server: EmbeddedServer) -> Iterator[farpool.Pool]:
         yield pool
 
 
+def client_of(pool: farpool.Pool) -> ClientTransport:
+    """Return the client half over which a pool's slabs are reached: an intruder has one as well."""
+    selection = vars(pool)["_selection"]
+    assert isinstance(selection, Selection)
+    return selection.client
+
+
 def forged(pool: farpool.Pool, address: int, rkey: int) -> Region:
     """Return a region over the pool's own queue pairs that names another's memory, and never learns better."""
     mine = pool.allocate(NBYTES, atomics="rdma").attachment
     params = {**mine.ticket.params, "address": address, "rkey": rkey}
-    ticket = replace(mine.ticket, params=params, renew=lambda _: params)
-    return pool._selection.client.attach(ticket, TIMEOUT)
+
+    def renew(seconds: float) -> Mapping[str, Any]:
+        return params
+
+    return client_of(pool).attach(replace(mine.ticket, params=params, renew=renew), TIMEOUT)
 
 
 @pytest.mark.parametrize("attempt", ATTEMPTS.values(), ids=ATTEMPTS)
