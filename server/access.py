@@ -148,9 +148,14 @@ class Access:
         return Done()
 
     async def _grant_anew(self, slab: Slab, before: Grant, mode: Mode, seconds: float | None) -> Done:
+        tenant = self._tenants.find(before.tenant)
         await self._take_back(before)
         if slab.state != "live":
             raise StaleSlab(f"{slab.label} has ended meanwhile", id=slab.id)
+        if self._tenants.find(before.tenant) is not tenant:
+            raise InvalidArgument(
+                f'the tenant "{before.tenant}" was removed meanwhile; grant it anew if there is another'
+            )
         self._life.grants.set(slab, before.tenant, mode, seconds)
         return Done()
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.conftest import settle
 
-from farpool.protocol.errors import StaleSlab
+from farpool.protocol.errors import InvalidArgument, SlabNotFound, StaleSlab
 from farpool.protocol.messages import (
     Allocate,
     Attach,
@@ -29,6 +29,7 @@ from farpool.protocol.messages import (
     SlabInfo,
     Stat,
     TenantAdd,
+    TenantRemove,
 )
 from farpool.server.embedded import EmbeddedServer, serve_embedded
 
@@ -123,6 +124,22 @@ def test_memory_that_was_a_draft_mapped_by_its_writer_is_the_slabs_no_more(
     committed = owner.ask(Open(id=slab.id), Attached).slab.memory_generation
     revoke(owner, slab)
     assert owner.ask(Open(id=slab.id), Attached).slab.memory_generation != committed
+
+
+def test_a_grant_is_not_the_next_tenants_of_that_name(server: EmbeddedServer, connect: Connect, owner: Any) -> None:
+    slab = made(owner, 2 * LONG)
+    grant(owner, slab)
+    reader = connect(server.tcp_url, tenant="reader")
+    reader.ask(Open(id=slab.id, mode="rw", transport="cxl"), Attached)
+    administrator = connect(server.url)
+    narrower = owner.send(Grant(id=slab.id, generation=slab.generation, tenant="reader", mode="r"))
+    assert reader.event()[0] == "revoked"  # and now the slab moves
+    administrator.ask(TenantRemove(tenant="reader", force=True), Done)
+    administrator.ask(TenantAdd(tenant="reader"), Done)
+    with suppress(InvalidArgument):  # unless the slab was quicker
+        owner.answer(narrower, Done)
+    with pytest.raises(SlabNotFound):
+        connect(server.tcp_url, tenant="reader").ask(Open(id=slab.id, mode="r"), Attached)
 
 
 def test_a_server_that_died_while_it_revoked_ends_what_was_begun(
