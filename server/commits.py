@@ -81,18 +81,12 @@ class Commits:
 
     async def _make(self, session: Session | None, slab: Slab, draft: Slab, *, copy: bool, ended: str) -> None:
         life = self._life
-        try:
+        with life.making.or_abandon(draft):
             self._check_base(session, slab, draft, ended)
             fill = copier(life.arena, slab.memory_id, draft.memory_id, slab.nbytes) if copy else None
-        except BaseException:
-            life.making.abandon(draft)
-            raise
         await life.making.make_long(session, draft, fill)
-        try:
+        with life.making.or_abandon(draft):
             self._check_base(session, slab, draft, ended)
-        except BaseException:
-            life.making.abandon(draft)
-            raise
 
     def _check_base(self, session: Session | None, slab: Slab, draft: Slab, ended: str) -> None:
         """Look whether a draft of the slab may still be made, after other requests had their turn."""
@@ -236,7 +230,7 @@ class Commits:
         """Copy a slab to memory that nobody has mapped yet; handles of it follow, and late stores change nothing.
 
         Raises:
-            PoolFull: there is no room for a second copy; all is as it was.
+            PoolFull: there is no room for a second copy; all is as it was, and nobody has noticed.
             StaleSlab: the slab has ended meanwhile.
         """
         if slab.moving is not None:
@@ -245,17 +239,36 @@ class Commits:
         life = self._life
         draft = life.making.prepare_copy(slab)
         slab.moving = asyncio.Event()
-        life.close_off(slab)
         try:
-            await self._make(None, slab, draft, copy=True, ended="meanwhile")
-            life.admit_copy(draft)
-            self.replace([Replacement(slab, draft, slab.checksums, slab.commits)])
+            # All that takes room comes first: who has the slab attached is sent away only for a move that can be.
+            await self._make(None, slab, draft, copy=False, ended="meanwhile")
+            life.record_copy(draft)
+            try:
+                life.close_off(slab)
+                await self._fill(slab, draft)
+            except BaseException:
+                life.catalog.delete_slab(draft.id, held=False)
+                raise
+            life.slabs.admit(draft)
+            try:
+                self.replace([Replacement(slab, draft, slab.checksums, slab.commits)])
+            except BaseException:
+                life.end_slab(draft, REVOKED)
+                raise
         finally:
             if slab.state == "live":
                 life.generations.store(slab.slot, slab.generation)
             moved, slab.moving = slab.moving, None
             moved.set()
         log.info("slab moved", slab=slab.id, name=slab.name, nbytes=slab.nbytes)
+
+    async def _fill(self, slab: Slab, draft: Slab) -> None:
+        life = self._life
+        with life.making.or_abandon(draft):
+            fill = copier(life.arena, slab.memory_id, draft.memory_id, slab.nbytes)
+        await life.making.work_on(None, draft, fill)
+        with life.making.or_abandon(draft):
+            self._check_base(None, slab, draft, "meanwhile")
 
 
 def _changes(replacement: Replacement) -> list[Change]:

@@ -105,14 +105,10 @@ class Lifecycle:
         self.leases.begin(slab)
         return params
 
-    def admit_copy(self, slab: Slab) -> None:
+    def record_copy(self, slab: Slab) -> None:
         """Note in the catalog what :meth:`Making.prepare_copy` has prepared, and nobody attaches."""
-        try:
+        with self.making.or_abandon(slab):
             self.catalog.insert_slab(_row_of(slab))
-        except BaseException:
-            self.making.abandon(slab)
-            raise
-        self.slabs.admit(slab)
 
     def attach(self, session: Session, slab: Slab, transport: str, mode: Mode) -> dict[str, Any]:
         """Let *session* reach the slab over *transport*; return the parameters for its client half."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
 
 from farpool.protocol.errors import FarpoolError, PermissionDenied
@@ -85,11 +85,8 @@ class Making:
 
     def make(self, slab: Slab) -> None:
         """Make the memory of a prepared slab; undo the preparation if that fails."""
-        try:
+        with self.or_abandon(slab):
             self._arena.create(slab.memory_id, slab.nbytes)
-        except BaseException:
-            self.abandon(slab)
-            raise
 
     async def make_long(self, session: Session | None, slab: Slab, fill: Callable[[], None] | None = None) -> None:
         """Do the same in a thread, and then *fill*.
@@ -98,11 +95,15 @@ class Making:
             PermissionDenied: the session has ended meanwhile.
             FarpoolError: what the slab was called off with meanwhile.
         """
-        making = self._work.in_thread(partial(_make, self._arena, slab.memory_id, slab.nbytes, fill))
+        await self.work_on(session, slab, partial(_make, self._arena, slab.memory_id, slab.nbytes, fill))
+
+    async def work_on(self, session: Session | None, slab: Slab, work: Callable[[], None]) -> None:
+        """Do in a thread what a slab needs that does not live yet; abandon it, and raise, as :meth:`make_long` does."""
+        working = self._work.in_thread(work)
         try:
-            await asyncio.shield(making)
+            await asyncio.shield(working)
         except asyncio.CancelledError:
-            making.add_done_callback(lambda _: self.abandon(slab))
+            working.add_done_callback(lambda _: self.abandon(slab))
             raise
         except BaseException:
             self.abandon(slab)
@@ -119,6 +120,15 @@ class Making:
         for slab in self._slabs.being_made():
             if slab.tenant == tenant and draft_of in (None, slab.draft_of):
                 slab.called_off = why
+
+    @contextlib.contextmanager
+    def or_abandon(self, slab: Slab) -> Generator[None]:
+        """Abandon a slab that does not live yet if what is done inside fails."""
+        try:
+            yield
+        except BaseException:
+            self.abandon(slab)
+            raise
 
     def abandon(self, slab: Slab) -> None:
         """Undo :meth:`prepare`, and what was made since."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 from tests.conftest import settle
 
-from farpool.protocol.errors import InvalidArgument, SlabNotFound, StaleSlab
+import farpool
+from farpool.protocol.errors import FarpoolError, InvalidArgument, SlabNotFound, StaleSlab
 from farpool.protocol.messages import (
     Allocate,
     Attach,
@@ -76,12 +78,24 @@ def commit(client: Any, draft: SlabInfo, detached: str = "tcp") -> None:
     client.ask(Commit(drafts=[end]), Committed)
 
 
-def wait_for_allocated(client: Any, nbytes: int) -> None:
-    def wrong() -> set[str]:
-        found = client.ask(Stat(), ServerStat).allocated
-        return set() if found == nbytes else {"allocated"}
+def wait_until(true: Callable[[], bool], what: str) -> None:
+    assert not settle(lambda: set() if true() else {what}, set(), 20.0), f"this has not come true: {what}"
 
-    assert not settle(wrong, set(), 20.0), f"the bytes that are allocated never were {nbytes}"
+
+def wait_for_allocated(client: Any, nbytes: int) -> None:
+    wait_until(lambda: client.ask(Stat(), ServerStat).allocated == nbytes, f"{nbytes} bytes are allocated")
+
+
+def memory_of(client: Any, slab: SlabInfo) -> int:
+    info = client.ask(Open(id=slab.id), Attached).slab
+    assert isinstance(info, SlabInfo)
+    return info.memory_generation
+
+
+def alter_catalog(server: EmbeddedServer, statement: str) -> None:
+    """Change the catalog of a server that does not run."""
+    with closing(sqlite3.connect(Path(server.arena, ".farpool", "catalog.sqlite"))) as catalog, catalog:
+        catalog.execute(statement)
 
 
 ENDINGS: dict[str, list[Callable[[Any, SlabInfo], None]]] = {
@@ -142,6 +156,45 @@ def test_a_grant_is_not_the_next_tenants_of_that_name(server: EmbeddedServer, co
         connect(server.tcp_url, tenant="reader").ask(Open(id=slab.id, mode="r"), Attached)
 
 
+def test_a_move_that_has_no_memory_disturbs_nobody(server: EmbeddedServer, connect: Connect, owner: Any) -> None:
+    info = made(owner, LONG)
+    grant(owner, info)
+    connect(server.tcp_url, tenant="reader").ask(Open(id=info.id, mode="rw", transport="cxl"), Attached)
+    limits = resource.prlimit(server.pid, resource.RLIMIT_FSIZE)
+    with farpool.connect(server.tcp_url, tenant="owner", transport="tcp") as pool:
+        slab = pool.open(info.id)
+        slab.write(b"go on")
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (LONG // 2, limits[1]))
+        with pytest.raises(InvalidArgument, match=r"the grant has ended, but .* cannot move to other memory yet"):
+            slab.revoke("reader")
+        assert slab.read(5) == b"go on"
+        assert pool.stat().transports["tcp"]["errors"] == 0, "its region had to be made anew"
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, limits)
+        wait_until(lambda: memory_of(owner, info) != info.generation, "it has moved by itself")
+        assert slab.read(5) == b"go on"
+    wait_for_allocated(owner, LONG)
+
+
+def test_a_move_that_the_catalog_does_not_take_leaves_no_copy(
+    server: EmbeddedServer, connect: Connect, owner: Any
+) -> None:
+    slab = made(owner)
+    grant(owner, slab)
+    reader = connect(server.tcp_url, tenant="reader")
+    reader.ask(Open(id=slab.id, mode="rw", transport="cxl"), Attached)
+    server.kill()
+    alter_catalog(server, "CREATE TRIGGER full BEFORE UPDATE OF memory ON slabs BEGIN SELECT no_room(); END")
+    server.restart()
+    reader = connect(server.tcp_url, resume=reader.key)
+    owner = connect(server.tcp_url, tenant="owner")
+    with pytest.raises(FarpoolError, match="the catalog cannot be written"):
+        revoke(owner, slab)
+    wait_for_allocated(owner, 4096)
+    wait_until(lambda: '"again_in": 4.0' in server.log(), "it was tried again, and will be later")
+    wait_for_allocated(owner, 4096)
+    assert memory_of(owner, slab) == slab.generation
+
+
 def test_a_server_that_died_while_it_revoked_ends_what_was_begun(
     server: EmbeddedServer, connect: Connect, owner: Any
 ) -> None:
@@ -152,8 +205,7 @@ def test_a_server_that_died_while_it_revoked_ends_what_was_begun(
     reader.ask(opened, Attached)
     draft = reader.ask(Reserve(id=slab.id, generation=slab.generation, transport="tcp"), Attached).slab
     server.kill()
-    with closing(sqlite3.connect(Path(server.arena, ".farpool", "catalog.sqlite"))) as catalog, catalog:
-        catalog.execute("UPDATE grants SET mode = ''")  # the first that a revocation does, and the last that this did
+    alter_catalog(server, "UPDATE grants SET mode = ''")  # the first that a revocation does, and the last that this did
     server.restart()
     reader = connect(server.tcp_url, resume=reader.key)
     with pytest.raises(StaleSlab):
