@@ -274,7 +274,7 @@ class Pool(PoolHandle):
     # Looking ------------------------------------------------------------------------------------------------
 
     def stat(self, *, timeout: float | None = None) -> ServerStat:
-        """Return the pool's numbers: bytes, slabs, sessions, transports."""
+        """Return the pool's numbers: bytes, slabs, sessions, transports; a little more to administrators."""
         return self._stat(self._deadline(timeout))
 
     def slabs(self, *, timeout: float | None = None) -> list[SlabInfo]:

@@ -256,8 +256,11 @@ class Lifecycle:
                 self.catalog.delete_session(session.id)
         self._end_some(ending)
 
-    def quarantined(self) -> list[Quarantined]:
-        """Return what ended sessions may still have mapped, by host."""
+    def quarantined(self, *, by_host: bool) -> list[Quarantined]:
+        """Return what ended sessions may still have mapped, by host or in all."""
+        rows = self.quarantine.all()
+        if not by_host:
+            return [_quarantined("", len(rows), self._held_by_any([row.session for row in rows]))] if rows else []
         found: list[Quarantined] = []
         for host, rows in self.quarantine.hosts().items():
             slabs = self._held_by_any([row.session for row in rows])

@@ -196,7 +196,7 @@ class PoolService:
             case Listing():
                 return self._reports.slabs(session, request)
             case Stat():
-                return self._reports.pool(draining=self.draining, addresses=self.addresses)
+                return self._reports.pool(session, draining=self.draining, addresses=self.addresses)
             case Release():
                 return self.life.release_host(request.host)
             case _:

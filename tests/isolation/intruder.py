@@ -239,7 +239,11 @@ def main(uid: int, target: dict[str, Any]) -> None:
                 kept.append(remote.allocate("1MiB"))
             except farpool.FarpoolError as error:
                 refusal = type(error).__name__
-        print(json.dumps({"outcomes": outcomes, "seen": seen, "allocated": len(kept), "refusal": refusal}))
+        stat = mapped.stat()
+        told = [stat.pid, stat.arena, [entry.host for entry in stat.quarantined]]
+        print(
+            json.dumps({"outcomes": outcomes, "seen": seen, "allocated": len(kept), "refusal": refusal, "told": told})
+        )
 
 
 if __name__ == "__main__":
