@@ -148,7 +148,7 @@ class ServerContext:
     changed: Callable[[], None] = lambda: None
     """Say that a word that somebody waits for was stored to. The loop's thread alone calls it."""
     refused: Callable[[str, FarpoolError, Mapping[str, Any]], None] = lambda act, error, about: None
-    """Tell the audit log who was refused what:``refused("write", error, {"peer": ...})``. Any thread may."""
+    """Tell the audit log who was refused what: ``refused("write", error, {"peer": ...})``. Any thread may."""
 
 
 class ServerTransport(Protocol):
