@@ -28,10 +28,12 @@ cdef enum EventKind:
     EVENT_HANDSHAKE = 8         # no TLS with a stranger: the library's number of the reason
     EVENT_IN_CLEAR = 9          # a hello in clear for a session that must be encrypted
     EVENT_CROWD = 10            # no hello yet, and too many newer ones wait as well; their number
+    EVENT_READ_ONLY = 11        # a connection's first change of what its session may only read: the memory's generation
 
 cdef struct Event:
     int kind
     uint64_t number
+    uint64_t session            # 0 where it is not known
     char peer[PEER_BYTES]
 
 cdef struct SessionSlot:        # which session a hello's slot stands for
@@ -63,6 +65,7 @@ cdef struct Shared:             # what the workers of one reactor share
     Event events[MOST_EVENTS]
     uint32_t first_event
     uint32_t event_count
+    uint64_t overlooked         # refusals that found no place among the events
     int event_fd
     int changed_fd              # eventfd: a word that somebody waits for was stored to
     void *keys                  # what connections are encrypted with, if their first byte asks for it
@@ -109,6 +112,7 @@ cdef struct Connection:
     uint32_t share              # its tenant's; 0 before the hello
     uint64_t session
     int64_t born
+    bint forbidden              # has tried to change what it may only read
     bint writing                # a payload is coming in
     uint8_t status              # what the write will be answered with
     bint watched                # somebody waits for a word of the slab that it goes to
@@ -127,4 +131,4 @@ cdef struct Connection:
 
 cdef int serve(Worker *worker, Connection *connection) noexcept nogil
 cdef void forget(Connection *connection) noexcept nogil
-cdef void report(Shared *shared, int kind, const char *peer, uint64_t number) noexcept nogil
+cdef void report(Shared *shared, int kind, const char *peer, uint64_t number, uint64_t session=*) noexcept nogil

@@ -45,8 +45,8 @@ cdef enum:
     REQUEST_BYTES = 512     # what a request counts besides its bytes
 
 
-cdef void report(Shared *shared, int kind, const char *peer, uint64_t number) noexcept nogil:
-    """Leave an event for the log; the oldest are kept when nobody reads them."""
+cdef void report(Shared *shared, int kind, const char *peer, uint64_t number, uint64_t session=0) noexcept nogil:
+    """Leave an event for the log; the oldest are kept when nobody reads them, and of refusals the rest is counted."""
     cdef Event *event
     cdef uint64_t one = 1
     pthread_mutex_lock(&shared.events_lock)
@@ -54,8 +54,11 @@ cdef void report(Shared *shared, int kind, const char *peer, uint64_t number) no
         event = &shared.events[(shared.first_event + shared.event_count) % MOST_EVENTS]
         event.kind = kind
         event.number = number
+        event.session = session
         memcpy(event.peer, peer, PEER_BYTES)
         shared.event_count += 1
+    elif kind in (EVENT_REFUSED, EVENT_IN_CLEAR, EVENT_READ_ONLY):
+        shared.overlooked += 1
     pthread_mutex_unlock(&shared.events_lock)
     write(shared.event_fd, &one, sizeof(one))
 
@@ -97,7 +100,7 @@ cdef int greet(Worker *worker, Connection *connection, const Request *request) n
         for i in range(SECRET_BYTES):
             difference |= secret[i] ^ slot.secret[i]
         if load_count(&slot.active) and difference == 0 and slot.encrypted and connection.cipher == NULL:
-            report(shared, EVENT_IN_CLEAR, connection.peer, 0)
+            report(shared, EVENT_IN_CLEAR, connection.peer, 0, slot.id)
             owe(connection, request, STATUS_REFUSED, 0)
             flush(worker, connection)
             return DROP
@@ -190,6 +193,9 @@ cdef int execute(Worker *worker, Connection *connection, const Request *request,
             wake(worker.shared, entry, request.offset, 8)
     if entry != NULL:
         unpin(entry)
+    if status == STATUS_READ_ONLY and not connection.forbidden:     # one is enough to know its session by
+        connection.forbidden = True
+        report(worker.shared, EVENT_READ_ONLY, connection.peer, request.generation, connection.session)
     if status != STATUS_OK:
         worker.counters.errors += 1
     elif vector and request.operand:

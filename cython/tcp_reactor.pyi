@@ -41,7 +41,9 @@ class TcpReactor:
         """Return a descriptor that is readable once a word was stored to that somebody waits for."""
     def clear_changes(self) -> None:
         """Make it unreadable until the next such store."""
-    def events(self) -> list[tuple[str, str, int]]:
-        """Return and forget what happened since the last call: (kind, peer's address, number)."""
+    def events(self) -> list[tuple[str, str, int, int]]:
+        """Return and forget what happened since the last call: (kind, peer's address, number, session)."""
+    def overlooked(self) -> int:
+        """Return and forget how many refusals found no place among the events."""
     def counters(self) -> dict[str, int]:
         """Return the counters since the start: operations by name, bytes_read, bytes_written, errors, connections."""

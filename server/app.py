@@ -9,7 +9,7 @@ import os
 import resource
 import shutil
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ import structlog
 import uvloop
 
 from farpool.protocol.addresses import Address
+from farpool.protocol.errors import FarpoolError
 from farpool.protocol.units import format_bytes
 from farpool.server import logs
 from farpool.server.arena import MEMORY_FILE_SYSTEMS, Arena
@@ -154,7 +155,7 @@ class Server:
         self._undo.callback(life.close_memory)
         self._undo.push_async_callback(planes.stop)
         self._undo.push_async_callback(self._finish)
-        await self._start_planes(planes, generations, life)
+        await self._start_planes(planes, generations, life, audit)
         tenants = Tenants(catalog, settings.tenants)
         self.service = PoolService(life, tenants, audit, self._settings, boot_clock, epoch)
         self.service.handover = self.handover
@@ -180,7 +181,9 @@ class Server:
         )
         return self.life
 
-    async def _start_planes(self, planes: DataPlanes, generations: Generations, life: Lifecycle) -> None:
+    async def _start_planes(
+        self, planes: DataPlanes, generations: Generations, life: Lifecycle, audit: AuditLog
+    ) -> None:
         settings = self._settings.current
         for name in settings.transports:
             context = ServerContext(
@@ -197,9 +200,16 @@ class Server:
                 encryptor=None if self._keys is None else self._keys.encryptor,
                 watched_offset=generations.watched_offset,
                 changed=self._changed,
+                refused=self._noter(audit, name),
             )
             await planes.start(name, context)
         planes.require_one()
+
+    def _noter(self, audit: AuditLog, transport: str) -> Callable[[str, FarpoolError, Mapping[str, Any]], None]:
+        def note(act: str, error: FarpoolError, about: Mapping[str, Any]) -> None:
+            self._loop.call_soon_threadsafe(audit.data_refusal, transport, act, error, about)
+
+        return note
 
     def _changed(self) -> None:
         self.service.waiting.look()

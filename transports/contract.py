@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from farpool.native.cipher import Encryptor
     from farpool.native.mapping import Mapping as MemoryMapping
     from farpool.native.tls import TlsClient
+    from farpool.protocol.errors import FarpoolError
     from farpool.protocol.messages import Offer
 
 __all__ = [
@@ -129,9 +130,7 @@ class ServerContext:
     settings: Mapping[str, Any]
     """The transport's own settings; tcp knows ``listen`` (``HOST:PORT``) and ``threads``."""
     report: Callable[[str, Mapping[str, Any]], None]
-    """Log one event of the data plane that an operator should see: ``report("refused", {"peer": ..., "reason": ...})``.
-
-    Any thread may call it."""
+    """Log what an operator should see: ``report("garbage", {"peer": ..., "reason": ...})``. Any thread may call it."""
     session_of: Callable[[int], ServedSession | None]
     """Find a session that may use data planes now."""
     device: ServedDevice | None = None
@@ -146,6 +145,8 @@ class ServerContext:
     """Where in the generation file there is a word a slot that tells which word of its slab somebody waits for."""
     changed: Callable[[], None] = lambda: None
     """Say that a word that somebody waits for was stored to. The loop's thread alone calls it."""
+    refused: Callable[[str, FarpoolError, Mapping[str, Any]], None] = lambda act, error, about: None
+    """Note in the audit log: ``refused("write", ReadOnly("..."), {"peer": ...})``. Any thread may call it."""
 
 
 class ServerTransport(Protocol):

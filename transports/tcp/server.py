@@ -12,7 +12,13 @@ from farpool.native.slab_table import SlabTable
 from farpool.native.tcp_reactor import TcpReactor
 from farpool.native.tcp_wire import VERSION
 from farpool.protocol.addresses import parse_host_port
-from farpool.protocol.errors import ProtocolError, TransportUnavailable
+from farpool.protocol.errors import (
+    AuthenticationFailed,
+    FarpoolError,
+    ProtocolError,
+    ReadOnly,
+    TransportUnavailable,
+)
 from farpool.transports.contract import Mode, ServedSession, ServedSlab, ServerContext
 
 __all__ = ["TcpServer"]
@@ -20,6 +26,9 @@ __all__ = ["TcpServer"]
 BACKLOG = 1024
 DEFAULT_LISTEN = "127.0.0.1:0"
 DEFAULT_THREADS = 2
+
+ACTS = {"read-only": "write", "no TLS": "handshake"}
+"""What was refused, as the audit log calls it, where that is not the hello."""
 
 PLAIN_REASONS = {
     "in clear": "its session is encrypted, and this connection is not",
@@ -40,6 +49,8 @@ class TcpServer:
         self._slots: dict[int, int] = {}
         self._shares: dict[str, int] = {}
         self._handles: dict[int, dict[tuple[int, Mode], int]] = {}
+        self._slabs: dict[int, int] = {}
+        """Ids of the slabs that are published, by the generation of their memory."""
 
     async def start(self, context: ServerContext) -> None:
         """Listen, and start the reactor's threads."""
@@ -75,8 +86,25 @@ class TcpServer:
 
     def _report_events(self) -> None:
         if self._reactor is not None and self._context is not None:
-            for kind, peer, number in self._reactor.events():
-                self._context.report(kind, {"peer": peer, "reason": _explain(kind, number)})
+            for kind, peer, number, session in self._reactor.events():
+                error = _refusal(kind, number)
+                if error is None:
+                    self._context.report(kind, {"peer": peer, "reason": _explain(kind, number)})
+                else:
+                    about = {"peer": peer, **self._known(kind, number, session)}
+                    self._context.refused(ACTS.get(kind, "hello"), error, about)
+
+    def _known(self, kind: str, number: int, session: int) -> dict[str, Any]:
+        """Return what the audit log should have of a refusal besides the peer."""
+        assert self._reactor is not None
+        assert self._context is not None
+        about: dict[str, Any] = {"more": self._reactor.overlooked()}
+        if session:
+            served = self._context.session_of(session)
+            about |= {"session": session, "tenant": None if served is None else served.tenant}
+        if kind == "read-only":
+            about["slab"] = self._slabs.get(number)
+        return about
 
     def _report_changes(self) -> None:
         if self._reactor is not None and self._context is not None:
@@ -103,6 +131,7 @@ class TcpServer:
         if slot is None:
             share = self._shares.setdefault(session.tenant, len(self._shares) + 1)
             slot = self._slots[session.id] = self._reactor.admit(session.id, session.secret, session.encrypted, share)
+        self._slabs[slab.generation] = slab.id
         handles = self._handles.setdefault(slab.id, {})
         handle = handles.get((session.id, mode))
         if handle is None:
@@ -119,9 +148,11 @@ class TcpServer:
             self._table.remove(handles.pop(key))
         if not handles:
             self._handles.pop(slab.id, None)
+            self._slabs.pop(slab.generation, None)
 
     def revoke(self, slab: ServedSlab) -> None:
         """Take the slab from every session; no operation on its memory is in flight afterwards."""
+        self._slabs.pop(slab.generation, None)
         for handle in self._handles.pop(slab.id, {}).values():
             self._table.remove(handle)
 
@@ -138,6 +169,21 @@ class TcpServer:
     def counters(self) -> Mapping[str, int]:
         """Return the reactor's counters."""
         return self._reactor.counters() if self._reactor is not None else {}
+
+
+def _refusal(kind: str, number: int) -> FarpoolError | None:
+    """Return what a client would be told that wanted what it may not have; None for an event that is no refusal."""
+    match kind:
+        case "refused" if number == VERSION:
+            return AuthenticationFailed(_explain(kind, number))
+        case "in clear":
+            return AuthenticationFailed(_explain(kind, number))
+        case "no TLS" if _refuses_certificate(number):
+            return AuthenticationFailed(f"the client's certificate was refused: {_reason_of_tls(number)}")
+        case "read-only":
+            return ReadOnly("its session has the slab for reading only; the connection's first such try is noted")
+        case _:
+            return None
 
 
 def _explain(kind: str, number: int) -> str:
@@ -170,6 +216,12 @@ def _reason_of_tls(number: int) -> str:
     from farpool.native.tls import reason_of_failure  # noqa: PLC0415  there is one only where TLS was built
 
     return reason_of_failure(number)
+
+
+def _refuses_certificate(number: int) -> bool:
+    from farpool.native.tls import refuses_certificate  # noqa: PLC0415  as above
+
+    return refuses_certificate(number)
 
 
 def _likely_client(began: bytes) -> str:
