@@ -232,9 +232,9 @@ class Pool(PoolHandle):
             if value is not None:
                 return value
 
-    async def notify(self, attachment: Attachment, offset: int, timeout: float | None) -> None:
+    async def notify(self, slab: Slab, offset: int, timeout: float | None) -> None:
         """Let whoever waits for a word look at it now."""
-        await self._run(self._deadline(timeout), keep, notify, attachment, offset)
+        await self._run(self._deadline(timeout), keep, notify, slab.attachment, slab.versions, offset)
 
     async def renew(self, versions: Versions, seen: Attachment, error: StaleSlab, deadline: float) -> Attachment:
         """Attach what has replaced the memory of a slab, in a thread."""
@@ -309,7 +309,7 @@ class Slab(SlabHandle):
 
     async def notify(self, offset: int, timeout: float | None = None) -> None:
         """Let whoever waits for a word look at it now; see :meth:`farpool.Slab.notify`."""
-        await self._pool.notify(self.attachment, offset, timeout)
+        await self._pool.notify(self, offset, timeout)
 
     def _region(self) -> Region:
         self.versions.current = self._attachment

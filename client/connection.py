@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["Call", "Connection"]
 
 R = TypeVar("R", bound=Reply)
-Late = Callable[[Reply], None]
-"""What to do with the reply of a call whose caller has given up. Must not block."""
+Late = Callable[[Reply, int], None]
+"""What to do with the reply of a call whose caller has given up, in that session of the client's. Must not block."""
 
 GLANCE_SECONDS: Final = 0.001
 """How long the socket is looked at when the deadline has passed: a reply that has come beats it."""
@@ -271,7 +271,7 @@ class Connection:
         with self._lock:
             call.reply, call.error, call.done = reply, error, True
             if call.abandoned:
-                _give_to_late(call)
+                self._give_to_late(call)
             self._open_gate(call)
             self._calls.pop(call_id, None)
 
@@ -280,9 +280,14 @@ class Connection:
         with self._lock:
             call.abandoned = True
             if call.done:
-                _give_to_late(call)
+                self._give_to_late(call)
             elif call.late is None or not call.sent:
                 self._calls.pop(call.id, None)
+
+    def _give_to_late(self, call: Call) -> None:
+        if call.late is not None and call.reply is not None:
+            call.late(call.reply, self.serial)
+            call.late = None
 
     def _open_gate(self, call: Call) -> None:
         """Let a follower go on; the lock is held."""
@@ -309,12 +314,6 @@ class Connection:
 
 def _nothing() -> None:
     """Take the end of a connection that is nobody's."""
-
-
-def _give_to_late(call: Call) -> None:
-    if call.late is not None and call.reply is not None:
-        call.late(call.reply)
-        call.late = None
 
 
 def _as_map(value: object) -> dict[str, Any]:

@@ -29,16 +29,20 @@ class Exclusives:
         self._numbers: dict[int, set[int]] = {}
         self._fresh = count(1)
         self._given_up = 0
+        self._serial = 0
         self._lock = threading.RLock()
 
     def mark(self) -> int:
         """Return what :meth:`claim` must know of the time before the server was asked."""
         return self._given_up
 
-    def claim(self, slab_id: int, mark: int) -> int:
-        """Return the number of a handle that has the slab alone; 0 if it may have been given up since *mark*."""
+    def claim(self, slab_id: int, serial: int, mark: int) -> int:
+        """Return the number of a handle that has the slab alone in the client's session *serial*.
+
+        0 if it may have been given up since *mark*, or that session has ended.
+        """
         with self._lock:
-            if mark != self._given_up:
+            if mark != self._given_up or serial != self._serial:
                 return NO_HANDLE
             number = next(self._fresh)
             self._numbers.setdefault(slab_id, set()).add(number)
@@ -59,7 +63,14 @@ class Exclusives:
                 return
             self._numbers.pop(slab_id, None)
             self._given_up += 1
-            self._session.part(Detach(id=slab_id, generation=0, transport=self._transport, exclusive=True))
+            request = Detach(id=slab_id, generation=0, transport=self._transport, exclusive=True)
+            self._session.part(request, self._serial)
+
+    def begin_anew(self, serial: int) -> None:
+        """Forget all: another session of the client's has taken the place of theirs."""
+        with self._lock:
+            self._numbers.clear()
+            self._serial = serial
 
     def lose(self, slab_id: int) -> None:
         """Forget all handles of a slab that the server has taken from the session."""

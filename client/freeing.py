@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from farpool.client.attachment import Attachment, Attachments
 from farpool.client.pipeline import Pipeline
+from farpool.client.succession import Bond
 from farpool.protocol.errors import FarpoolError, PermissionDenied, ReadOnly, RegionInUse
 from farpool.protocol.messages import Done, Free
 
@@ -25,10 +26,10 @@ def free(attachment: Attachment, deadline: float) -> None:
     request = _let_go(attachment)
     owner.holdings.sweep()
     try:
-        owner.session.call(request, Done, deadline)
+        attachment.call(request, Done, deadline)
     except BaseException:
         if request.detached:  # it may not have arrived
-            owner.holdings.part_detach(attachment.key)
+            owner.holdings.part_detach(attachment.key, attachment.bond.serial)
         raise
     owner.holdings.revoke_all(attachment.info.id)
 
@@ -39,17 +40,22 @@ def free_many(owner: Attachments, attachments: Sequence[Attachment], deadline: f
     owner.holdings.sweep()
     errors: list[FarpoolError] = []
     requests: list[Free] = []
+    bonds: list[Bond] = []
     for attachment in attachments:
         try:
             requests.append(_let_go(attachment))
+            bonds.append(attachment.bond)
         except (PermissionDenied, ReadOnly, RegionInUse) as error:
             errors.append(error)
-    replies = Pipeline(owner.session, requests, Done, deadline).run()
-    for request, reply in zip(requests, replies, strict=True):
-        if request.detached and isinstance(reply, FarpoolError):
-            owner.holdings.part_detach((request.id, request.memory))
+    outcomes = Pipeline(owner.session, requests, Done, deadline, bonds=bonds).run()
+    for request, bond, outcome in zip(requests, bonds, outcomes, strict=True):
+        if isinstance(outcome, FarpoolError):
+            errors.append(outcome)
+            if request.detached:
+                owner.holdings.part_detach((request.id, request.memory), bond.serial)
+            if outcome.details.get("session_ended"):
+                continue  # nothing was sent: what has the slab now is not this one's
         owner.holdings.revoke_all(request.id)
-    errors += [reply for reply in replies if isinstance(reply, FarpoolError)]
     if errors:
         raise errors[0]
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from farpool.client.exclusive import Exclusives
 from farpool.client.session import Session
+from farpool.client.succession import Bond, ended
 from farpool.protocol.errors import RegionInUse
 from farpool.protocol.messages import Detach
 from farpool.transports.contract import Mode, Region
@@ -46,16 +47,35 @@ class Holdings:
         self._serials = count(1)
         self._lock = threading.RLock()
         self._held: dict[Key, dict[int, Held]] = {}  # by slab, then by serial number
-        session.on_event = self._event
+        self._bygone: list[weakref.ref[Region]] = []
+        self._session_serial = 0
+        session.on_event, session.on_new_session = self._event, self.begin_anew
+        self.begin_anew()
 
-    def add(self, key: Key, mode: Mode, region: Region) -> int:
-        """Note what is attached; return its serial number."""
+    def add(self, key: Key, mode: Mode, region: Region, bond: Bond) -> int:
+        """Note what is attached; return its serial number. ``StaleSlab`` if its session has ended meanwhile."""
         serial, dropped = next(self._serials), self.dropped
         # The collector runs in any thread, with any lock held: what it takes is noted, and no more.
         held = Held(mode, weakref.ref(region, lambda _: dropped.append((key, serial))))
         with self._lock:
-            self._held.setdefault(key, {})[serial] = held
-        return serial
+            if bond.serial == self._session_serial:
+                self._held.setdefault(key, {})[serial] = held
+                return serial
+        _end(region)
+        raise ended(bond)
+
+    def begin_anew(self) -> None:
+        """Close what was attached in a session that has ended: whoever may have it now has not heard of us."""
+        with self._lock:
+            self._session_serial = self._session.succession.serial
+            self._bygone += [held.region for each in self._held.values() for held in each.values()]
+            self._held = {}
+            self.exclusives.begin_anew(self._session_serial)
+        while self._bygone:
+            region = self._bygone[-1]()
+            if region is not None:
+                _end(region)
+            self._bygone.pop()
 
     def widest(self, key: Key, mode: Mode) -> Mode:
         """Return what the session's grant must allow: the server knows one grant a session."""
@@ -66,7 +86,7 @@ class Holdings:
         """Forget an attachment whose region is closed; queue the Detach if it was the last."""
         with self._lock:
             if self.forget(key, serial):
-                self.part_detach(key)
+                self.part_detach(key, self._session_serial)
 
     def forget(self, key: Key, serial: int) -> bool:
         """Forget an attachment whose region is closed; return whether it was the last of its slab."""
@@ -77,12 +97,13 @@ class Holdings:
             del self._held[key]
             return True
 
-    def part_detach(self, key: Key) -> None:
-        """Queue the word that this session has let go of a slab, unless it has it attached."""
+    def part_detach(self, key: Key, session_serial: int) -> None:
+        """Queue the word that a session has let go of a slab, unless it has it attached or has ended."""
         with self._lock:
-            if key not in self._held:
+            if key not in self._held and session_serial == self._session_serial:
                 self.detaches += 1
-                self._session.part(Detach(id=key[0], generation=key[1], transport=self._transport))
+                request = Detach(id=key[0], generation=key[1], transport=self._transport)
+                self._session.part(request, self._session_serial)
 
     def revoke(self, key: Key) -> None:
         """Close every attachment of a slab that is gone: its operations raise ``StaleSlab`` from now on."""
@@ -140,3 +161,12 @@ class Holdings:
                 self.revoke((slab_id, generation))
             case _:
                 pass  # draining needs no act of ours; a newer server may send other events
+
+
+def _end(region: Region) -> None:
+    """See to it that no operation reaches the slab by *region* any more; views go on with the memory that they have."""
+    try:
+        region.close()
+    except RegionInUse:
+        if retire := getattr(region, "retire", None):
+            retire()

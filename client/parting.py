@@ -11,7 +11,7 @@ from collections import deque
 
 from farpool.protocol.messages import Request, encode_request
 
-__all__ = ["Parting"]
+__all__ = ["EVERY_SESSION", "Parting"]
 
 EVERY_SESSION = 0
 

@@ -25,7 +25,8 @@ from farpool.client.deadlines import seconds_left
 from farpool.client.dialing import dial
 from farpool.client.encryption import encrypt
 from farpool.client.keeper import keep, look_after, release
-from farpool.client.parting import Parting
+from farpool.client.parting import EVERY_SESSION, Parting
+from farpool.client.succession import Bond, Succession
 from farpool.native.control_channel import ControlChannel
 from farpool.native.fork import fork_count
 from farpool.protocol.addresses import Address, fill_host
@@ -105,6 +106,9 @@ class Session:
         self.address = address
         self.tls = tls
         self.on_event: Callable[[str, dict[str, Any]], None] = _ignore
+        self.on_new_session: Callable[[], None] = lambda: None
+        """Called when another session has taken the place of one that ended, before anything is asked in it."""
+        self.succession = Succession()
         self._credentials = credentials
         self._welcome: Welcome | None = None
         self._resume: ResumeKey | None = None
@@ -159,23 +163,45 @@ class Session:
                 f"no pool server answers at {self.address} ({_reason(error)}); start one with: farpool serve"
             ) from error
 
-    def call(self, request: Request, reply_type: type[R], deadline: float, late: Late | None = None) -> R:
-        """Send *request* and return its reply, over as many connections as it takes until *deadline*.
+    def call(
+        self,
+        request: Request,
+        reply_type: type[R],
+        deadline: float,
+        late: Late | None = None,
+        bond: Bond | None = None,
+    ) -> R:
+        """Send *request* and return its reply; see :meth:`ask`."""
+        return self.ask(request, reply_type, deadline, late, bond)[0]
 
-        *late* gets the reply if it comes after the caller has given up.
+    def ask(
+        self,
+        request: Request,
+        reply_type: type[R],
+        deadline: float,
+        late: Late | None = None,
+        bond: Bond | None = None,
+    ) -> tuple[R, int]:
+        """Send *request*, over as many connections as it takes until *deadline*.
+
+        Return its reply, and which of the client's sessions that is of. *late* gets both if the reply comes after the
+        caller has given up.
 
         Raises:
             ServerLost: the server stays away; or the connection broke under an ``Allocate``, whose outcome is
                 unknown.
+            StaleSlab: it was asked for a handle with a *bond* to a session that has ended; nothing was sent.
         """
         retries: Backoff | None = None
         while True:
             connection = self.connection(deadline)
+            if bond is not None:  # here, since a connection is of one session, and so are all replies that come over it
+                self.succession.check(bond, connection.serial)
             sent = False
             try:
                 call = connection.begin(request, deadline, late)
                 sent = True
-                return connection.finish(call, reply_type, deadline)
+                return connection.finish(call, reply_type, deadline), connection.serial
             except ServerLost as lost:
                 if sent and request.once:
                     raise outcome_unknown(lost, request) from lost
@@ -183,14 +209,17 @@ class Session:
             except (SlabNotFound, StaleSlab):
                 if retries is None or not isinstance(request, Free):
                     raise
-                return reply_type()  # the first try freed it
+                return reply_type(), connection.serial  # the first try freed it
             retries = retries or Backoff(deadline)
             if not retries.wait():
                 raise cause
 
-    def part(self, request: Request) -> None:
-        """Queue a request that asks for no reply; it leaves before the next one. Takes no lock."""
-        self._parting.add(request)
+    def part(self, request: Request, serial: int = EVERY_SESSION) -> None:
+        """Queue a request that asks for no reply; it leaves before the next one. Takes no lock.
+
+        Unless *serial* is 0, it is dropped if the client's session of that number ends before.
+        """
+        self._parting.add(request, serial)
 
     def flush(self) -> None:
         """Send what is queued if the connection is up; never connects, never raises a ``FarpoolError``."""
@@ -238,6 +267,7 @@ class Session:
             except AuthenticationFailed as error:
                 if self._resume is None or error.details.get("certificate"):
                     raise
+                self.succession.note_end(error)
                 self._resume = None  # the old session has ended: open a new one
                 continue
             except OSError as error:
@@ -259,7 +289,10 @@ class Session:
         try:
             welcome = self._say_hello(connection, deadline)
             channel.start_heartbeat(encode_request(0, Heartbeat()), welcome.heartbeat)
-            connection.serial = 1
+            if self._resume is None:
+                self.succession.begin()
+                self.on_new_session()
+            connection.serial = self.succession.serial
         except BaseException:
             connection.fail("no session was opened")
             raise

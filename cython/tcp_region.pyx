@@ -2,6 +2,7 @@
 
 from libc.stdlib cimport free, malloc
 
+from farpool.native.checks cimport raise_closed
 from farpool.native.clock cimport to_ns
 from farpool.native.libsocket cimport iovec
 from farpool.native.operation cimport OP_READ, OP_READV, OP_WRITE, OP_WRITEV, Operation, Part
@@ -85,6 +86,9 @@ cdef class TcpRegion(RemoteRegion):
         if inward:
             in_count += line_up(operation, incoming + 1)
         channel = self.peer.take(deadline)
+        if self.closed:     # meanwhile, as its session had ended: the connection may be another session's
+            self.peer.give(channel)
+            raise_closed(self.label)
         try:
             with nogil:
                 outcome = channel.exchange(pieces, out_count, incoming, in_count, &answer,

@@ -317,7 +317,7 @@ class Region(Protocol):
     def view(self, offset: int = 0, nbytes: int | None = None) -> memoryview:
         """Return the slab's own memory, read-only on a read-only grant; ``NotMappable`` but on cxl.
 
-        The view keeps the region alive.
+        The view keeps the region alive. A region that has views has ``retire()`` too, which leaves it to them alone.
         """
         ...
 

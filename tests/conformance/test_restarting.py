@@ -139,6 +139,7 @@ def test_stopped_in_order(own_server: EmbeddedServer, pools: dict[str, AnyPool])
     """Then sessions end and their slabs go; persistent ones stay, also for handles that were open all the time."""
     slabs = {api: pool.allocate(4096, name=api) for api, pool in pools.items()}
     kept = {api: pool.allocate(4096, lease="persistent") for api, pool in pools.items()}
+    readers = {api: pool.open(kept[api].id, mode="r") for api, pool in pools.items()}
     for slab in (*slabs.values(), *kept.values()):
         slab.write(b"data")
     sessions = {api: pool.session_id for api, pool in pools.items()}
@@ -148,9 +149,46 @@ def test_stopped_in_order(own_server: EmbeddedServer, pools: dict[str, AnyPool])
         assert pool.session_id != sessions[api]
         with pytest.raises(farpool.StaleSlab):
             slabs[api].read(4)
+        kept[api].notify(8)
         assert kept[api].read(4) == b"data"
         assert kept[api].write(b"more") == 4
         assert kept[api].fetch_add(8, 1) == 0
+        assert readers[api].read(4) == b"more"
+        assert kept[api].wait(8, 0) == 1
+        kept[api].reserve().close()
+        kept[api].free()
+
+
+def test_stopped_in_order_means_that_nobody_has_a_slab_alone(
+    own_server: EmbeddedServer, pools: dict[str, AnyPool], transport: str
+) -> None:
+    """Who had one has it no more, and who shared one goes on only where others let him."""
+    alone: dict[str, AnySlab] = {}
+    shared: dict[str, AnySlab] = {}
+    for api, pool in pools.items():
+        shared[api] = pool.allocate(4096, name=f"shared {api}", lease="persistent")
+        pool.allocate(4096, name=f"alone {api}", lease="persistent").close()
+        alone[api] = pool.open(f"alone {api}", exclusive=True)
+        alone[api].write(b"ours")
+    own_server.restart()
+    with farpool.connect(own_server.url, transport=transport) as other:
+        taken = [other.open(slab.id, exclusive=True) for slab in shared.values()]
+        for slab in taken:
+            slab.write(b"theirs")
+        for api, pool in pools.items():
+            with pytest.raises(farpool.SlabBusy):
+                shared[api].write(b"late")
+            with pytest.raises(farpool.StaleSlab):
+                alone[api].write(b"late")
+            assert not alone[api].exclusive
+            assert pool.open(alone[api].id, exclusive=True).read(4) == b"ours"
+        for slab in taken:
+            assert slab.read(6) == b"theirs"
+            slab.close()
+        other.stat()
+        for handle in shared.values():
+            assert handle.read(6) == b"theirs"
+            assert handle.write(b"ours") == 4
 
 
 def test_away_for_longer_than_the_deadline(

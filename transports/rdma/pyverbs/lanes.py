@@ -156,6 +156,11 @@ class PyverbsRegion(DelegatingRegion):
     ) -> tuple[int, int]:
         """Run one batch over a borrowed lane."""
         lane = self._pool.take(deadline)
+        try:
+            self.check_range(0, 0)  # closed meanwhile, as its session had ended, the lane may be another session's
+        except BaseException:
+            self._pool.give(lane)
+            raise
         if lane.pair.incarnation != self.params["incarnation"]:
             # Another start of the server may have given our key to another slab. Nothing was sent: attach again.
             self._pool.give(lane)
