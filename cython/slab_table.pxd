@@ -11,7 +11,8 @@ cdef struct Entry:
     uint32_t writable
     uint32_t pins           # operations in flight
     uint64_t watched        # which word somebody waits for: see watched_word.pxd
-    uint64_t padding[2]     # one entry a cache line: neighbours do not disturb each other
+    uint32_t changed        # stores to a watched word that the event loop has not been shown
+    uint32_t padding[3]     # one entry a cache line: neighbours do not disturb each other
 
 
 cdef class SlabTable:

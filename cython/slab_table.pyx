@@ -62,6 +62,7 @@ cdef class SlabTable:
         entry.nbytes = nbytes
         entry.writable = writable
         entry.watched = 0
+        entry.changed = 0
         store_word(&entry.generation, generation)
         self.owners[handle] = owner
         return handle

@@ -11,6 +11,7 @@ cdef enum:
     MOST_REPLIES = 64           # answers a connection may owe before we stop reading its requests
     PEER_BYTES = 64
     MOST_EVENTS = 256
+    MOST_CHANGED = 1024         # attachments that are shown to the event loop as changed; more it finds by itself
     SHARES = 1024               # of the worker's time: one a tenant, several tenants one if there are more of them
 
 cdef enum Verdict:
@@ -74,7 +75,10 @@ cdef struct Shared:             # what the workers of one reactor share
     uint32_t event_count
     uint64_t overlooked         # refusals that found no place among the events
     int event_fd
-    int changed_fd              # eventfd: a word that somebody waits for was stored to
+    uint32_t changed[MOST_CHANGED]      # handles of attachments with a watched word that was stored to
+    uint32_t first_changed
+    uint32_t changed_count
+    int changed_fd              # eventfd: there are some
     void *keys                  # what connections are encrypted with, if their first byte asks for it
     Cipher *(*accept)(void *keys, int fd) noexcept nogil    # NULL: none is
 
@@ -138,4 +142,3 @@ cdef struct Connection:
 
 cdef int serve(Worker *worker, Connection *connection) noexcept nogil
 cdef void forget(Connection *connection) noexcept nogil
-cdef void report(Shared *shared, int kind, const char *peer, uint64_t number, uint64_t session=*) noexcept nogil

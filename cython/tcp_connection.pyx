@@ -13,8 +13,7 @@ from libc.string cimport memcpy, memset
 from farpool.native.bus_guard cimport touch
 from farpool.native.cipher cimport receive_through
 from farpool.native.libatomics cimport compare_swap_word, fetch_add_word, load_word, store_word
-from farpool.native.libpthread cimport pthread_mutex_lock, pthread_mutex_unlock
-from farpool.native.libsocket cimport MSG_DONTWAIT, MSG_PEEK, iovec, msghdr, recv, write
+from farpool.native.libsocket cimport MSG_DONTWAIT, MSG_PEEK, iovec, msghdr, recv
 from farpool.native.operation cimport (
     OP_COMPARE_SWAP,
     OP_FETCH_ADD,
@@ -34,32 +33,15 @@ from farpool.native.operation cimport (
 from farpool.native.slab_table cimport Entry, pin, unpin
 from farpool.native.tcp_admission cimport Admission, admit
 from farpool.native.tcp_answers cimport flush, is_unsent, owe, owe_bytes, span_advance, span_clear
-from farpool.native.watched_word cimport wake_waiters
+from farpool.native.tcp_events cimport report, show_changed
 from farpool.native.tcp_wire cimport MOST_PARTS, WIRE_MAGIC
+from farpool.native.watched_word cimport wake_waiters
 
 cdef enum:
     TLS_HANDSHAKE = 0x16    # first byte of a client that speaks TLS; those of our hello are others
     MOST_ROUNDS = 8         # receives before other connections have their turn
     DIRECT_PIECES = 32      # parts of a payload that one receive fills
     REQUEST_BYTES = 512     # what a request counts besides its bytes
-
-
-cdef void report(Shared *shared, int kind, const char *peer, uint64_t number, uint64_t session=0) noexcept nogil:
-    """Leave an event for the log; the oldest are kept when nobody reads them, and of refusals the rest is counted."""
-    cdef Event *event
-    cdef uint64_t one = 1
-    pthread_mutex_lock(&shared.events_lock)
-    if shared.event_count < MOST_EVENTS:
-        event = &shared.events[(shared.first_event + shared.event_count) % MOST_EVENTS]
-        event.kind = kind
-        event.number = number
-        event.session = session
-        memcpy(event.peer, peer, PEER_BYTES)
-        shared.event_count += 1
-    elif kind in (EVENT_REFUSED, EVENT_IN_CLEAR, EVENT_READ_ONLY):
-        shared.overlooked += 1
-    pthread_mutex_unlock(&shared.events_lock)
-    write(shared.event_fd, &one, sizeof(one))
 
 
 cdef void forget(Connection *connection) noexcept nogil:
@@ -128,12 +110,12 @@ cdef uint8_t check(const Entry *entry, const Request *request, const uint8_t *wi
     return STATUS_INVALID if request.offset & 7 else STATUS_OK
 
 
-cdef void wake(Shared *shared, const Entry *entry, uint64_t offset, uint64_t nbytes) noexcept nogil:
+cdef void wake(Shared *shared, Entry *entry, uint64_t offset, uint64_t nbytes) noexcept nogil:
     """Wake those who wait for what was just stored to."""
-    cdef uint64_t watched = load_word(&entry.watched), one = 1
+    cdef uint64_t watched = load_word(&entry.watched)
     if watched:
         wake_waiters(entry.base, watched, offset, nbytes)
-        write(shared.changed_fd, &one, sizeof(one))
+        show_changed(shared, entry)
 
 
 cdef uint64_t word_operation(Entry *entry, const Request *request) noexcept nogil:

@@ -41,9 +41,12 @@ class TcpReactor:
     def fileno(self) -> int:
         """Return a descriptor that is readable when ``events`` has some."""
     def changes(self) -> int:
-        """Return a descriptor that is readable once a word was stored to that somebody waits for."""
-    def clear_changes(self) -> None:
-        """Make it unreadable until the next such store."""
+        """Return a descriptor that is readable when ``changed`` has some."""
+    def changed(self) -> list[int]:
+        """Return and forget handles of attachments with a word that somebody waits for, and that was stored to.
+
+        A bounded number at a time; the descriptor stays readable while there are more.
+        """
     def events(self) -> list[tuple[str, str, int, int]]:
         """Return and forget what happened since the last call: (kind, peer's address, number, session)."""
     def overlooked(self) -> int:

@@ -56,6 +56,7 @@ from farpool.native.tcp_connection cimport (
     Shared,
     Worker,
 )
+from farpool.native.tcp_events cimport take_changed
 from farpool.native.tcp_wire cimport SECRET_BYTES
 from farpool.native.tcp_worker cimport listen_again, run
 
@@ -64,6 +65,7 @@ from farpool.protocol.errors import InvalidArgument, PoolFull
 
 cdef enum:
     SESSION_SLOTS = 65536
+    MOST_AT_ONCE = 64       # changed attachments before the event loop turns to others
 
 EVENT_NAMES = {
     EVENT_GARBAGE: "garbage",
@@ -235,13 +237,12 @@ cdef class TcpReactor:
         return self.shared.event_fd
 
     def changes(self):
-        """Return a descriptor that is readable once a word was stored to that somebody waits for."""
+        """Return a descriptor that is readable when ``changed`` has some."""
         return self.shared.changed_fd
 
-    def clear_changes(self):
-        """Make it unreadable until the next such store."""
-        cdef uint64_t seen
-        read(self.shared.changed_fd, &seen, sizeof(seen))
+    def changed(self):
+        """Return and forget handles of attachments with a word that somebody waits for, and that was stored to."""
+        return take_changed(self.shared, MOST_AT_ONCE)
 
     def events(self):
         """Return and forget what happened since the last call: (kind, peer's address, number, session)."""

@@ -55,9 +55,9 @@ from farpool.native.tcp_connection cimport (
     SessionSlot,
     Worker,
     forget,
-    report,
     serve,
 )
+from farpool.native.tcp_events cimport report
 
 cdef enum:
     MOST_READY = 64             # events taken from one epoll_wait

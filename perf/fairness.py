@@ -1,9 +1,10 @@
 """What one tenant's flood costs another: its latencies alone, and while the server is flooded, as JSON Lines.
 
 ``python -m farpool.perf.fairness`` starts a server with two tenants. One floods it, by control requests that are
-pipelined without a pause or by reads of 1 MiB over several tcp connections, from processes of their own that give way
-to the other tenant's on the processors (nice 19): what is measured is what the server makes of them. The other does
-one operation after the other. Alone and flooded alternate, in rounds: the flood is stopped and goes on.
+pipelined without a pause, by reads of 1 MiB over several tcp connections, or by hundreds of waits for words of a slab
+that is stored to without a pause, from processes of their own that give way to the other tenant's on the processors
+(nice 19): what is measured is what the server makes of them. The other does one operation after the other. Alone and
+flooded alternate, in rounds: the flood is stopped and goes on.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import Any, Final
 
 import farpool
@@ -32,6 +34,9 @@ PIPELINED: Final = 256
 BULK_NBYTES: Final = 1 << 20
 CONNECTIONS: Final = 4
 """Readers of one flooding process."""
+WAITING_SESSIONS: Final = 16
+WAITS: Final = 32
+"""Words that each of these sessions waits for at once."""
 
 
 # The flood ------------------------------------------------------------------------------------------------------
@@ -64,7 +69,34 @@ def flood_data(url: str) -> None:
         sys.stdin.read()
 
 
-FLOODS: Final = {"control": flood_control, "tcp": flood_data}
+def flood_waits(url: str) -> None:
+    """Wait for many words that stay as they are, and store to another one and notify without a pause."""
+    with contextlib.ExitStack() as undo:
+        options: dict[str, Any] = {"tenant": FLOOD, "transport": "tcp", "timeout": 60}
+        pools = [undo.enter_context(farpool.connect(url, **options)) for _ in range(WAITING_SESSIONS)]
+        slab = pools[0].allocate(8 * (WAITS + 1))
+
+        def repeat(operation: Callable[[], object]) -> None:
+            with contextlib.suppress(farpool.FarpoolError):
+                while True:
+                    operation()
+
+        def wait(slab: farpool.Slab, offset: int) -> None:
+            with contextlib.suppress(farpool.DeadlineExceeded):
+                slab.wait(offset, 0)
+
+        slabs = [pool.open(slab.id) for pool in pools]
+        operations: list[Callable[[], object]] = [
+            partial(wait, each, 8 * place) for each in slabs for place in range(WAITS)
+        ]
+        operations += [partial(slab.store, 8 * WAITS, 1), partial(slab.notify, 0)]
+        for operation in operations:
+            threading.Thread(target=repeat, args=(operation,), daemon=True).start()
+        print("ready", flush=True)
+        sys.stdin.read()
+
+
+FLOODS: Final = {"control": flood_control, "tcp": flood_data, "waits": flood_waits}
 
 
 @contextlib.contextmanager
@@ -93,7 +125,9 @@ def flooding(kind: str, url: str, processes: int) -> Generator[Callable[[bool], 
 # The other tenant -----------------------------------------------------------------------------------------------
 
 
-def measure(seconds: float, rounds: int, processes: int) -> Generator[dict[str, Any]]:
+def measure(
+    seconds: float, rounds: int, processes: int, floods: Sequence[str] = tuple(FLOODS)
+) -> Generator[dict[str, Any]]:
     """Yield a row for each operation and flood. Times in us; ``ratio`` is of the p99s, flooded by alone."""
     tenants = {name: {"uids": [os.geteuid()]} for name in (FLOOD, QUIET)}
     settings: dict[str, Any] = {"tenants": tenants, "session_timeout": 300.0}
@@ -106,7 +140,7 @@ def measure(seconds: float, rounds: int, processes: int) -> Generator[dict[str, 
             "allocate+free": lambda: pool.allocate(4096).free(),
             "read_into 4096": lambda: slab.read_into(target),
         }
-        for kind in FLOODS:
+        for kind in floods:
             with flooding(kind, server.url, processes) as go_on:
                 for name, operation in operations.items():
                     yield _row(name, kind, operation, go_on, seconds / rounds, rounds)
@@ -152,13 +186,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="of each row, alone and flooded each")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--processes", type=int, default=1, help="that flood")
+    parser.add_argument("--floods", nargs="+", choices=FLOODS, default=list(FLOODS), help="all of them by default")
     parser.add_argument("--flood", nargs=2, metavar=("KIND", "URL"), help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.flood:
         os.nice(19)
         FLOODS[chosen.flood[0]](chosen.flood[1])
         return
-    for row in measure(chosen.seconds, chosen.rounds, chosen.processes):
+    for row in measure(chosen.seconds, chosen.rounds, chosen.processes, chosen.floods):
         print(json.dumps({key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()}))
 
 

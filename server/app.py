@@ -41,6 +41,7 @@ from farpool.server.service import PoolService
 from farpool.server.settings import ConfigurationError, ServerSettings, unknown_variables
 from farpool.server.takeover import Inherited, take_over
 from farpool.server.tenants import Tenants
+from farpool.server.turns import Turns
 from farpool.transports.contract import ServerContext
 
 __all__ = ["Embedding", "serve"]
@@ -157,7 +158,8 @@ class Server:
         self._undo.push_async_callback(self._finish)
         await self._start_planes(planes, generations, life, audit)
         tenants = Tenants(catalog, settings.tenants)
-        self.service = PoolService(life, tenants, audit, self._settings, boot_clock, epoch)
+        turns = Turns(self._loop.call_soon)
+        self.service = PoolService(life, tenants, audit, self._settings, boot_clock, epoch, turns)
         self.service.handover = self.handover
         await self._listen(inherited)
         log.info("arena ready", arena=arena.path, epoch=epoch, **dataclasses.asdict(restored))
@@ -215,8 +217,8 @@ class Server:
 
         return note
 
-    def _changed(self) -> None:
-        self.service.waiting.look()
+    def _changed(self, slab_id: int) -> None:
+        self.service.waiting.changed(slab_id)
 
     async def _listen(self, inherited: Inherited) -> None:
         self._control = ControlPlane(self.service, self._loop, self._keys)

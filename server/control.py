@@ -42,7 +42,6 @@ from farpool.server.peers import Peer, ProcessWatch, duplicate, lacks_descriptor
 from farpool.server.service import PoolService
 from farpool.server.sessions import Session, SessionEvent
 from farpool.server.strangers import MAX_STRANGERS, Strangers
-from farpool.server.turns import Turns
 
 __all__ = ["Connection", "ControlPlane"]
 
@@ -79,7 +78,7 @@ class ControlPlane:
         self.keys = keys
         self.connections: set[Connection] = set()
         self.strangers: Strangers[Connection] = Strangers()
-        self.turns: Turns[Connection] = Turns(loop.call_soon)
+        self.turns = service.turns
 
     def connection(self) -> Connection:
         """Make the protocol of a new connection; what ``create_server`` is given."""
@@ -355,8 +354,12 @@ class Connection(asyncio.Protocol):
 
     def _await(self, request_id: int, reply: Awaitable[Reply], request: Request) -> None:
         async def finish() -> None:
+            turns = self._plane.turns
             try:
-                self._reply(request_id, await reply, request)
+                answer = await reply
+                begun = turns.begin()
+                self._reply(request_id, answer, request)
+                turns.end(self._tenant, begun)
             except FarpoolError as error:
                 self._fail(request_id, error, request)
             except Exception as error:  # noqa: BLE001  as in _take

@@ -61,6 +61,7 @@ from farpool.server.reports import SERVER_NAME, Reports
 from farpool.server.sessions import Channel, Session
 from farpool.server.slabs import Slab
 from farpool.server.tenants import Tenants
+from farpool.server.turns import Turns
 from farpool.server.waiting import Waiting
 
 __all__ = ["Limits", "PoolService"]
@@ -91,7 +92,14 @@ class PoolService:
     """The operations of one pool. Not thread-safe."""
 
     def __init__(
-        self, life: Lifecycle, tenants: Tenants, audit: AuditLog, limits: Limits, clock: Clock, epoch: int
+        self,
+        life: Lifecycle,
+        tenants: Tenants,
+        audit: AuditLog,
+        limits: Limits,
+        clock: Clock,
+        epoch: int,
+        turns: Turns,
     ) -> None:
         self.life = life
         self.tenants = tenants
@@ -107,7 +115,8 @@ class PoolService:
         """When something was last asked, heartbeats apart; a drain ends when nothing is asked any more."""
         self._clock = clock
         self._commits = Commits(life, lambda session, slab: self.access.check(session, slab, "rw"))
-        self.waiting = Waiting(life, clock)
+        self.turns = turns
+        self.waiting = Waiting(life, turns, clock)
         self.access = Access(life, tenants, self._commits.move)
         self._reports = Reports(life, self.access, clock, epoch)
         self._attaching = Attaching(life, self.access, self._commits.move, self._reports, epoch)
@@ -192,7 +201,7 @@ class PoolService:
                 return self._attaching.detach(session, request)
             case Wait() | Watch() | Notify():
                 slab = self.access.of_life(session, request.id, request.generation)
-                return self.waiting.handle(session.id, slab, request)
+                return self.waiting.handle(session, slab, request)
             case Listing():
                 return self._reports.slabs(session, request)
             case Stat():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Protocol
 
 __all__ = ["SECONDS_A_TURN", "Turns"]
 
@@ -18,18 +18,15 @@ SECONDS_A_TURN: Final = 1 / 4096
 MOST_DEBT: Final = 50 * SECONDS_A_TURN
 
 
-class Waiting(Protocol):
-    """A connection with requests that wait."""
+class Worker(Protocol):
+    """What has work left: a connection with requests that wait, or words that have to be looked at."""
 
     def work(self) -> None:
         """Go on, while :meth:`Turns.may_work` says so."""
         ...
 
 
-W = TypeVar("W", bound=Waiting)
-
-
-class Turns(Generic[W]):
+class Turns:
     """The turns of one event loop; ``call_soon`` is the loop's. Not thread-safe."""
 
     def __init__(
@@ -38,7 +35,7 @@ class Turns(Generic[W]):
         self._call_soon = call_soon
         self._clock = clock
         self._used: dict[str, float] = {}
-        self._waiting: dict[str, deque[W]] = {}
+        self._waiting: dict[str, deque[Worker]] = {}
         self._scheduled = False
 
     def may_work(self, tenant: str) -> bool:
@@ -54,18 +51,18 @@ class Turns(Generic[W]):
         self._used[tenant] = self._used.get(tenant, 0.0) + self._clock() - begun
         self._schedule()
 
-    def wait(self, tenant: str, connection: W) -> None:
-        """Let a connection work again once its tenant may, after the tenant's others that wait."""
+    def wait(self, tenant: str, worker: Worker) -> None:
+        """Let it work again once its tenant may, after the tenant's others that wait."""
         queue = self._waiting.setdefault(tenant, deque())
-        if connection not in queue:
-            queue.append(connection)
+        if worker not in queue:
+            queue.append(worker)
         self._schedule()
 
-    def leave(self, tenant: str, connection: W) -> None:
-        """Forget a connection that has ended."""
+    def leave(self, tenant: str, worker: Worker) -> None:
+        """Forget one that has ended."""
         queue = self._waiting.get(tenant)
-        if queue is not None and connection in queue:
-            queue.remove(connection)
+        if queue is not None and worker in queue:
+            queue.remove(worker)
 
     def _schedule(self) -> None:
         if not self._scheduled:

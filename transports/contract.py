@@ -145,8 +145,8 @@ class ServerContext:
     """Where in the generation file there is a word a slot that tells which word of its slab somebody waits for."""
     several_tenants: Callable[[], bool] = lambda: False
     """Whether the pool has more than one tenant now: then none may take all of what the data plane has."""
-    changed: Callable[[], None] = lambda: None
-    """Say that a word that somebody waits for was stored to. The loop's thread alone calls it."""
+    changed: Callable[[int], None] = lambda slab_id: None
+    """Say in which slab a word that somebody waits for was stored to. The loop's thread alone calls it."""
     refused: Callable[[str, FarpoolError, Mapping[str, Any]], None] = lambda act, error, about: None
     """Tell the audit log who was refused what: ``refused("write", error, {"peer": ...})``. Any thread may."""
 

@@ -65,8 +65,10 @@ class TcpServer:
         self._slots: dict[int, int] = {}
         self._shares: dict[str, int] = {}
         self._handles: dict[int, dict[tuple[int, Mode], int]] = {}
-        self._slabs: dict[int, int] = {}
+        self._published: dict[int, int] = {}
         """Ids of the slabs that are published, by the generation of their memory."""
+        self._slabs: dict[int, int] = {}
+        """Of each handle."""
 
     async def start(self, context: ServerContext) -> None:
         """Listen, and start the reactor's threads."""
@@ -121,13 +123,14 @@ class TcpServer:
             served = self._context.session_of(session)
             about |= {"session": session, "tenant": None if served is None else served.tenant}
         if kind == "read-only":
-            about["slab"] = self._slabs.get(number)
+            about["slab"] = self._published.get(number)
         return about
 
     def _report_changes(self) -> None:
         if self._reactor is not None and self._context is not None:
-            self._reactor.clear_changes()
-            self._context.changed()
+            for slab in dict.fromkeys(self._slabs.get(handle) for handle in self._reactor.changed()):
+                if slab is not None:
+                    self._context.changed(slab)
 
     def watch(self, slab: ServedSlab, mark: int) -> None:
         """Let stores to the slab wake those who wait for a word of it."""
@@ -151,7 +154,7 @@ class TcpServer:
             share = self._shares.setdefault(session.tenant, len(self._shares) + 1)
             self._reactor.share_out(self._context.several_tenants())
             slot = self._slots[session.id] = self._reactor.admit(session.id, session.secret, session.encrypted, share)
-        self._slabs[slab.generation] = slab.id
+        self._published[slab.generation] = slab.id
         handles = self._handles.setdefault(slab.id, {})
         handle = handles.get((session.id, mode))
         if handle is None:
@@ -159,22 +162,27 @@ class TcpServer:
             handle = handles[session.id, mode] = self._table.insert(
                 memory, memory.address, slab.nbytes, slab.generation, session.id, mode == "rw"
             )
+            self._slabs[handle] = slab.id
         return {**self._address, "slot": slot, "secret": session.secret, "handle": handle}
 
     def withdraw(self, slab: ServedSlab, session_id: int) -> None:
         """Take the slab from one session."""
         handles = self._handles.get(slab.id, {})
         for key in [key for key in handles if key[0] == session_id]:
-            self._table.remove(handles.pop(key))
+            self._remove(handles.pop(key))
         if not handles:
             self._handles.pop(slab.id, None)
-            self._slabs.pop(slab.generation, None)
+            self._published.pop(slab.generation, None)
 
     def revoke(self, slab: ServedSlab) -> None:
         """Take the slab from every session; no operation on its memory is in flight afterwards."""
-        self._slabs.pop(slab.generation, None)
+        self._published.pop(slab.generation, None)
         for handle in self._handles.pop(slab.id, {}).values():
-            self._table.remove(handle)
+            self._remove(handle)
+
+    def _remove(self, handle: int) -> None:
+        self._table.remove(handle)
+        del self._slabs[handle]
 
     def end_session(self, session_id: int) -> None:
         """Close the session's data connections."""

@@ -12,6 +12,7 @@ from farpool.protocol.messages import Done, Stat, encode_request
 from farpool.server.control import MAX_WORKING, WRITE_CAP_BYTES, Connection, ControlPlane
 from farpool.server.service import PoolService
 from farpool.server.sessions import Session, SessionState
+from farpool.server.turns import Turns
 
 
 class Wire:
@@ -56,6 +57,7 @@ class Service:
     def __init__(self) -> None:
         self.asked = 0
         self.gate = asyncio.Event()
+        self.turns = Turns(asyncio.get_running_loop().call_soon)
 
     def handle(self, session: Session, request: object) -> Any:
         self.asked += 1

@@ -5,20 +5,15 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from tests.unit.server.house import House, Silent
 
 from farpool.protocol.errors import InvalidArgument, TransportUnavailable
 from farpool.server import dataplanes
-from farpool.server.catalog import Catalog
 from farpool.server.dataplanes import DataPlanes, transport_settings
-from farpool.server.deadlines import Deadlines
-from farpool.server.directory_arena import DirectoryArena
-from farpool.server.generations import GenerationFile
-from farpool.server.lifecycle import Lifecycle
 from farpool.server.long_work import LONG_BYTES
 from farpool.server.sessions import SessionEvent
 from farpool.server.settings import ConfigurationError, ServerSettings
@@ -151,46 +146,6 @@ def test_tcp_gets_its_settings_and_others_their_own() -> None:
     assert transport_settings(settings, "tcp") == {"listen": "127.0.0.1:9", "threads": 3, "spin": 1}
     assert transport_settings(settings, "other") == {"device": "x"}
     assert transport_settings(settings, "cxl") == {}
-
-
-class Silent:
-    def send(self, frame: bytes) -> None:
-        """Nobody listens."""
-
-    def close(self, reason: str) -> None:
-        """Nothing to close."""
-
-
-class House:
-    """A lifecycle over a real arena and catalog, with planes of the test."""
-
-    def __init__(self, folder: Path, planes: DataPlanes) -> None:
-        self.arena = DirectoryArena(f"{folder}/arena")
-        self.catalog = Catalog(f"{self.arena.control_path}/catalog.sqlite", durable=False)
-        self.generations = GenerationFile(f"{self.arena.control_path}/generations", self.arena.control_fd)
-        self.generations.restore({})
-        self.executor = ThreadPoolExecutor(1)
-        loop = asyncio.get_running_loop()
-        deadlines = Deadlines(loop.time, loop.call_later, lambda: None)
-        self.life = Lifecycle(
-            arena=self.arena,
-            catalog=self.catalog,
-            generations=self.generations,
-            planes=planes,
-            timing=ServerSettings(),
-            capacity=128 << 20,
-            clock=loop.time,
-            deadlines=deadlines,
-            executor=self.executor,
-        )
-        self._deadlines = deadlines
-
-    def close(self) -> None:
-        self._deadlines.close()
-        self.executor.shutdown()
-        self.life.close_memory()
-        for part in (self.generations, self.catalog, self.arena):
-            part.close()
 
 
 async def test_memory_is_closed_after_every_revoke_and_only_then(

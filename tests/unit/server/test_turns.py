@@ -15,7 +15,7 @@ class Loop:
     def __init__(self) -> None:
         self.now = 0.0
         self.ready: list[Callable[[], None]] = []
-        self.turns: Turns[Flood] = Turns(self.ready.append, lambda: self.now)
+        self.turns = Turns(self.ready.append, lambda: self.now)
 
     def turn(self) -> None:
         """Call what is ready now."""

@@ -1,0 +1,1 @@
+"""Nothing here for Python: ``tcp_events.pxd`` declares what the data plane cimports."""
