@@ -253,7 +253,7 @@ class Attachments:
             slab_id=info.id,
             generation=info.memory_generation,
             writable=mode == "rw" and not info.commits,
-            params=fill_host(reply.params, self.session.address),
+            params=self._params(reply),
             renew=partial(self._renew, info, mode, info.memory_generation, bond),
             timeout=self.timeout,
             atomics=info.atomics,
@@ -292,7 +292,10 @@ class Attachments:
         )
         until = monotonic() + max(timeout, 0.0)
         reply = self.session.call(request, Attached, until, bond=bond._replace(alone=True))
-        return fill_host(reply.params, self.session.address)
+        return self._params(reply)
+
+    def _params(self, reply: Attached) -> dict[str, Any]:
+        return {**fill_host(reply.params, self.session.address), "epoch": reply.epoch}
 
     def _free_late(self, reply: Reply, serial: int) -> None:
         """Free a slab whose allocation nobody waits for any more."""

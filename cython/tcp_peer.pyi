@@ -35,7 +35,10 @@ class TcpPeer(Loans):
         """How often the credentials have changed."""
     @property
     def address(self) -> tuple[str, int]: ...
-    def configure(self, host: str, port: int, slot: int, secret: bytes) -> None:
-        """Set where and with what new connections are opened; connections with other credentials are given up."""
+    def configure(self, host: str, port: int, slot: int, secret: bytes, epoch: int) -> int:
+        """Set where and with what new connections are opened, and return the version of that.
+
+        Connections with other credentials are given up; so are those to another start of the server, its *epoch*.
+        """
     def close(self) -> None:
         """Close the idle connections, and the others when their operation ends. Idempotent."""

@@ -133,13 +133,15 @@ cdef class TcpPeer(Loans):
         self.address = ("", 0)
         self.hello = b""
 
-    def configure(self, str host not None, int port, uint32_t slot, bytes secret not None):
+    def configure(self, str host not None, int port, uint32_t slot, bytes secret not None, uint64_t epoch):
         """Set where and with what new connections are opened; connections with other credentials are given up."""
         hello = pack_hello(slot, secret)
-        if (host, port) != self.address or hello != self.hello:
+        if (host, port) != self.address or hello != self.hello or epoch != self.epoch:
             self.address = (host, port)
             self.hello = hello
+            self.epoch = epoch
             self.version += 1
+        return self.version
 
     cdef TcpChannel take(self, int64_t deadline):
         """Borrow a connection.

@@ -11,6 +11,8 @@ from farpool.native.stream cimport DONE, EXPIRED
 from farpool.native.tcp_peer cimport TcpChannel
 from farpool.native.tcp_wire cimport MOST_PARTS, WIRE_MAGIC, Answer, Request
 
+from farpool.protocol.errors import ServerLost
+
 cdef enum:
     FEW_PIECES = 6          # iovecs that need no allocation: a header, parts and a buffer, each way
 
@@ -18,10 +20,11 @@ cdef enum:
 cdef class TcpRegion(RemoteRegion):
     """One attached slab, reached through the server's tcp data plane; see the stub for the contract."""
 
-    def __init__(self, TcpPeer peer not None, uint32_t handle, uint64_t generation, Py_ssize_t nbytes, bint writable,
-                 bint atomics, str label not None, double timeout, renew, on_close):
+    def __init__(self, TcpPeer peer not None, uint32_t handle, uint64_t version, uint64_t generation,
+                 Py_ssize_t nbytes, bint writable, bint atomics, str label not None, double timeout, renew, on_close):
         self.peer = peer
         self.handle = handle
+        self.version = version
         self.generation = generation
         self.nbytes = nbytes
         self.writable = writable
@@ -35,6 +38,7 @@ cdef class TcpRegion(RemoteRegion):
 
     cdef int adopt(self, object params) except -1:
         self.handle = params["handle"]
+        self.version = params["version"]
         return 0
 
     cdef int attempt(self, Operation *operation, int64_t deadline) except -3:
@@ -65,7 +69,6 @@ cdef class TcpRegion(RemoteRegion):
         request.magic = WIRE_MAGIC
         request.operation = operation.code
         request.reserved = 0
-        request.handle = self.handle
         request.id = 0
         request.generation = self.generation
         request.offset = operation.offset
@@ -89,6 +92,11 @@ cdef class TcpRegion(RemoteRegion):
         if self.closed:     # meanwhile, as its session had ended: the connection may be another session's
             self.peer.give(channel)
             raise_closed(self.label)
+        if channel.version != self.version:
+            # In another start of the server our handle may be another attachment's. Nothing was sent: attach again.
+            self.peer.give(channel)
+            raise ServerLost("the server has started anew")
+        request.handle = self.handle
         try:
             with nogil:
                 outcome = channel.exchange(pieces, out_count, incoming, in_count, &answer,

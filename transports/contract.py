@@ -243,6 +243,7 @@ class Ticket:
     generation: int
     writable: bool
     params: Mapping[str, Any]
+    """What ``publish`` has returned, and as ``epoch`` the count of the server's start in which it holds."""
     renew: Callable[[float], Mapping[str, Any]]
     """``renew(seconds)`` attaches again through the control plane, reconnecting it if it must, and returns new
     ``params``. Raises ``StaleSlab`` if the slab is gone, ``ServerLost`` or ``DeadlineExceeded``."""

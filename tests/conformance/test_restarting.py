@@ -66,6 +66,24 @@ def test_killed(own_server: EmbeddedServer, pools: dict[str, AnyPool], transport
             late.open("sync persistent")
 
 
+def test_who_reads_since_is_not_taken_for_who_wrote_before(
+    own_server: EmbeddedServer, pools: dict[str, AnyPool]
+) -> None:
+    """What one start of the server has handed out may name something else in the next."""
+    writers = {api: pool.allocate(4096, name=api, lease="persistent") for api, pool in pools.items()}
+    for writer in writers.values():
+        writer.write(b"before")
+    own_server.kill()
+    own_server.start()
+    readers = {api: pool.open(api, mode="r") for api, pool in pools.items()}
+    for api, reader in readers.items():
+        assert reader.read(6) == b"before"
+        assert writers[api].write(b"after") == 5
+        assert reader.read(5) == b"after"
+        with pytest.raises(farpool.ReadOnly):
+            reader.write(b"x")
+
+
 def test_taken_over(own_server: EmbeddedServer, pools: dict[str, AnyPool], transport: str) -> None:
     """Another server goes on with the sessions; connections of every kind are made anew."""
     slabs = {api: pool.allocate(70_000, name=api) for api, pool in pools.items()}

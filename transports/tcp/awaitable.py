@@ -67,7 +67,7 @@ class AwaitableConnection:
                 self.close()
                 version = self._peer.version
                 opened, encryption = await _connect(self._loop, self._peer, deadline)
-                self._pipeline = TcpPipeline(opened.detach(), self._loop, encryption)
+                self._pipeline = TcpPipeline(opened.detach(), version, self._loop, encryption)
                 self._version = version
                 return self._pipeline
         except FarpoolError:

@@ -57,10 +57,11 @@ class TcpClient:
 
     def attach(self, ticket: Ticket, seconds: float) -> Region:
         """Return a region that exchanges requests over the session's data connections; it opens none, and waits not."""
-        self._configure(ticket.params)
+        params = self._configure(ticket.params)
         return TcpRegion(
             self._peer,
-            ticket.params["handle"],
+            params["handle"],
+            params["version"],
             ticket.generation,
             ticket.nbytes,
             ticket.writable,
@@ -72,8 +73,9 @@ class TcpClient:
         )
 
     def _configure(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
-        self._peer.configure(params["host"], params["port"], params["slot"], params["secret"])
-        return params
+        """Take over how the data port is reached; return *params* with the version of that."""
+        where = (params["host"], params["port"], params["slot"], params["secret"], params["epoch"])
+        return {**params, "version": self._peer.configure(*where)}
 
     def awaitable(self, region: Region, ticket: Ticket) -> AwaitableRegion:
         """Return the twin of *region* over the running loop's own pipelined connection."""
