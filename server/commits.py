@@ -20,7 +20,7 @@ from farpool.server.catalog import Change
 from farpool.server.lifecycle import REPLACED, REVOKED, Lifecycle
 from farpool.server.long_work import LONG_BYTES
 from farpool.server.sessions import Session
-from farpool.server.slab_bytes import copier, summer
+from farpool.server.slab_bytes import Copier, summer
 from farpool.server.slabs import Checksums, Slab
 
 __all__ = ["Commits"]
@@ -78,11 +78,11 @@ class Commits:
     async def _make(self, session: Session | None, slab: Slab, draft: Slab, *, copy: bool, ended: str) -> None:
         life = self._life
         try:
-            fill = copier(life.arena, slab.memory_id, draft.memory_id, slab.nbytes) if copy else None
+            copier = Copier(life.arena, slab.memory_id, draft.memory_id, slab.nbytes) if copy else None
         except BaseException:
             life.making.abandon(draft)
             raise
-        await life.making.make_long(session, draft, fill)
+        await life.making.make_long(session, draft, copier)
         if slab.state != "live":
             life.making.abandon(draft)
             raise StaleSlab(f"{slab.label} has ended {ended}", id=slab.id)

@@ -18,6 +18,7 @@ from farpool.server.generations import Generations
 from farpool.server.long_work import LongWork
 from farpool.server.quotas import NO_QUOTA, Quota
 from farpool.server.sessions import Session
+from farpool.server.slab_bytes import Copier
 from farpool.server.slabs import Slab, SlabTable
 
 __all__ = ["Making"]
@@ -91,9 +92,9 @@ class Making:
             self.abandon(slab)
             raise
 
-    async def make_long(self, session: Session | None, slab: Slab, fill: Callable[[], None] | None = None) -> None:
-        """Do the same in a thread, and then *fill*; raise ``PermissionDenied`` if the session ends meanwhile."""
-        making = self._work.in_thread(partial(_make, self._arena, slab.memory_id, slab.nbytes, fill))
+    async def make_long(self, session: Session | None, slab: Slab, copier: Copier | None = None) -> None:
+        """Do the same in a thread, and then copy; raise ``PermissionDenied`` if the session ends meanwhile."""
+        making = self._work.in_thread(partial(_make, self._arena, slab.memory_id, slab.nbytes, copier))
         try:
             await asyncio.shield(making)
         except asyncio.CancelledError:
@@ -116,7 +117,10 @@ class Making:
         self._slabs.abandon(slab)
 
 
-def _make(arena: Arena, memory_id: int, nbytes: int, fill: Callable[[], None] | None) -> None:
-    arena.create(memory_id, nbytes)
-    if fill is not None:
-        fill()
+def _make(arena: Arena, memory_id: int, nbytes: int, copier: Copier | None) -> None:
+    if copier is None:
+        arena.create(memory_id, nbytes)
+        return
+    with contextlib.closing(copier):  # also where there is no room for what it was to fill
+        arena.create(memory_id, nbytes)
+        copier.copy()
