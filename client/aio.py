@@ -129,7 +129,7 @@ class Pool(PoolHandle):
         timeout: float | None = None,
     ) -> Slab:
         """Attach a slab that exists; see :meth:`farpool.Pool.open`."""
-        opened = await self._run(self._deadline(timeout), _close, self._open, slab, mode, exclusive, tenant)
+        opened = await self._run(self._deadline(timeout), _undo, self._open, slab, mode, exclusive, tenant)
         return Slab(self, opened)
 
     def reserve(
@@ -361,8 +361,8 @@ class Slab(SlabHandle):
             await self.close()
 
 
-def _close(attachment: Attachment) -> None:
-    attachment.close()
+def _undo(attachment: Attachment) -> None:
+    attachment.undo()
 
 
 def _abandon(attachment: Attachment) -> None:

@@ -23,20 +23,20 @@ def free(attachment: Attachment, deadline: float) -> None:
     owner = attachment.owner
     owner.session.check()
     request = _let_go(attachment)
-    owner.sweep()
+    owner.holdings.sweep()
     try:
         owner.session.call(request, Done, deadline)
     except BaseException:
         if request.detached:  # it may not have arrived
-            owner.part_detach(attachment.key)
+            owner.holdings.part_detach(attachment.key)
         raise
-    owner.revoke_all(attachment.info.id)
+    owner.holdings.revoke_all(attachment.info.id)
 
 
 def free_many(owner: Attachments, attachments: Sequence[Attachment], deadline: float) -> None:
     """Free many slabs with pipelined requests; the first error is raised once all were tried."""
     owner.session.check()
-    owner.sweep()
+    owner.holdings.sweep()
     errors: list[FarpoolError] = []
     requests: list[Free] = []
     for attachment in attachments:
@@ -47,8 +47,8 @@ def free_many(owner: Attachments, attachments: Sequence[Attachment], deadline: f
     replies = Pipeline(owner.session, requests, Done, deadline).run()
     for request, reply in zip(requests, replies, strict=True):
         if request.detached and isinstance(reply, FarpoolError):
-            owner.part_detach((request.id, request.memory))
-        owner.revoke_all(request.id)
+            owner.holdings.part_detach((request.id, request.memory))
+        owner.holdings.revoke_all(request.id)
     errors += [reply for reply in replies if isinstance(reply, FarpoolError)]
     if errors:
         raise errors[0]

@@ -11,7 +11,6 @@ import os
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -25,7 +24,8 @@ from farpool.client.credentials import ANONYMOUS, Credentials
 from farpool.client.deadlines import seconds_left
 from farpool.client.dialing import dial
 from farpool.client.encryption import encrypt
-from farpool.client.keeper import keep, release
+from farpool.client.keeper import keep, look_after, release
+from farpool.client.parting import Parting
 from farpool.native.control_channel import ControlChannel
 from farpool.native.fork import fork_count
 from farpool.protocol.addresses import Address, fill_host
@@ -110,7 +110,7 @@ class Session:
         self._resume: ResumeKey | None = None
         self._connection: Connection | None = None
         self._connecting = threading.RLock()
-        self._parting: deque[bytes] = deque()
+        self._parting = Parting()
         self._closed = False
         self._forks = fork_count()
 
@@ -190,7 +190,7 @@ class Session:
 
     def part(self, request: Request) -> None:
         """Queue a request that asks for no reply; it leaves before the next one. Takes no lock."""
-        self._parting.append(encode_request(0, request))
+        self._parting.add(request)
 
     def flush(self) -> None:
         """Send what is queued if the connection is up; never connects, never raises a ``FarpoolError``."""
@@ -259,6 +259,7 @@ class Session:
         try:
             welcome = self._say_hello(connection, deadline)
             channel.start_heartbeat(encode_request(0, Heartbeat()), welcome.heartbeat)
+            connection.serial = 1
         except BaseException:
             connection.fail("no session was opened")
             raise
@@ -267,9 +268,17 @@ class Session:
         self._connection = connection
         if self._closed:
             connection.fail("the pool was closed")
-        else:
-            keep(self, channel.fileno())
+            return connection
+        connection.on_end = self._look_after
+        keep(self, channel.fileno())
+        if self._closed:
+            release(self)
         return connection
+
+    def _look_after(self) -> None:
+        """Reconnect soon, unless the next call is quicker."""
+        if not self._closed and not self.forked:
+            look_after(self)
 
     def _say_hello(self, connection: Connection, deadline: float) -> Welcome:
         # A session that goes on has a secret of its own.

@@ -97,7 +97,7 @@ class SlabHandle:
     @property
     def exclusive(self) -> bool:
         """Whether this session alone may have the slab attached, by this handle."""
-        return self.versions.exclusive > 0
+        return self.versions.alone
 
     @property
     def id(self) -> int:

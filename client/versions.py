@@ -46,6 +46,11 @@ class Versions:
         self._closed = False
         self._lock = threading.Lock()
 
+    @property
+    def alone(self) -> bool:
+        """Whether the handle has the slab for its session alone now."""
+        return self.owner.holdings.exclusives.has(self.info.id, self.exclusive)
+
     def follow(self, error: StaleSlab) -> VersionedRegion:
         """Return what reaches the slab's new memory; raise *error* if the slab has ended or the handle is closed."""
         self.renew(None, error, deadline_after(None, self.owner.timeout))
@@ -99,12 +104,12 @@ class Versions:
         self._closed = True
         number, self.exclusive = self.exclusive, 0
         if number and not self.owner.session.forked:
-            self.owner.give_up(self.info.id, number)
+            self.owner.holdings.exclusives.give_up(self.info.id, number)
 
     def __del__(self) -> None:
         # The collector runs in any thread, with any lock held: what it takes is noted, and no more.
         if getattr(self, "exclusive", 0):
-            self.owner.given_up.append((self.info.id, self.exclusive))
+            self.owner.holdings.exclusives.dropped.append((self.info.id, self.exclusive))
 
 
 def _let_go(attachment: Attachment) -> None:

@@ -38,7 +38,7 @@ cdef extern from "sys/socket.h" nogil:
     int AF_INET, AF_INET6
 
 cdef extern from "netinet/tcp.h" nogil:
-    int TCP_NODELAY
+    int TCP_NODELAY, TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_KEEPCNT
 
 cdef extern from "netinet/in.h" nogil:
     int IPPROTO_TCP
@@ -72,7 +72,7 @@ cdef extern from "poll.h" nogil:
         short events
         short revents
     int poll(pollfd *fds, unsigned long count, int timeout_ms)
-    short POLLIN, POLLOUT
+    short POLLIN, POLLOUT, POLLRDHUP
 
 cdef extern from "unistd.h" nogil:
     ssize_t read(int fd, void *buffer, size_t count)

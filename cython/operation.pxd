@@ -21,6 +21,9 @@ cdef enum Status:
     STATUS_INVALID = 4          # misaligned word, or parts that do not add up
     STATUS_REFUSED = 5          # hello: unknown session or wrong secret
     STATUS_VERSION = 6          # hello: detail is the version that the server speaks
+    STATUS_SESSION_FULL = 7     # hello: the session has as many connections as one may, which is detail
+    STATUS_TENANT_FULL = 8      # hello: its tenant has detail connections, and leaves hardly more to others
+    STATUS_SERVER_FULL = 9      # hello: the server has as many as it may, which is detail
 
 cdef struct Part:               # 16 bytes
     uint64_t offset

@@ -21,22 +21,27 @@ cdef enum EventKind:
     EVENT_GARBAGE = 1           # bytes that are not our protocol: the first two as a number
     EVENT_REFUSED = 2           # a hello with an unknown session, a wrong secret or another version
     EVENT_SILENT = 3            # no hello in time
-    EVENT_LIMIT = 4             # too many connections
+    EVENT_SERVER_FULL = 4       # as many connections as there may be: their number
     EVENT_DESCRIPTORS = 5       # no file descriptor left
     EVENT_DISORDER = 6          # a request that cannot be, or not now: its operation
     EVENT_CUT_SHORT = 7         # a stranger left in the middle of its hello: the bytes that came
     EVENT_HANDSHAKE = 8         # no TLS with a stranger: the library's number of the reason
     EVENT_IN_CLEAR = 9          # a hello in clear for a session that must be encrypted
     EVENT_CROWD = 10            # no hello yet, and too many newer ones wait as well; their number
+    EVENT_SESSION_FULL = 11     # as many connections as a session may have: their number
+    EVENT_TENANT_FULL = 12      # as many connections of one tenant as are left for others: their number
+    EVENT_READ_ONLY = 13        # a connection's first change of what its session may only read: the memory's generation
 
 cdef struct Event:
     int kind
     uint64_t number
+    uint64_t session            # 0 where it is not known
     char peer[PEER_BYTES]
 
 cdef struct SessionSlot:        # which session a hello's slot stands for
     uint64_t id
     uint32_t active
+    uint32_t connections        # that name it, those of an earlier session among them: it is given to another without
     bint encrypted              # its connections must be
     uint32_t share              # its tenant's
     uint8_t secret[SECRET_BYTES]
@@ -55,7 +60,11 @@ cdef struct Shared:             # what the workers of one reactor share
     SessionSlot *sessions
     uint32_t session_count
     uint32_t connections        # open now
-    uint32_t connection_limit
+    uint32_t known              # of them, those that have said hello
+    uint32_t known_of[SHARES]   # of these, a tenant's
+    uint32_t connection_limit   # of those that have said hello: of all
+    uint32_t session_limit      # of one session's
+    uint32_t several            # whether there are several tenants, of whom none may have it all
     int listener
     int64_t hello_wait          # ns
     uint32_t stop
@@ -63,6 +72,7 @@ cdef struct Shared:             # what the workers of one reactor share
     Event events[MOST_EVENTS]
     uint32_t first_event
     uint32_t event_count
+    uint64_t overlooked         # refusals that found no place among the events
     int event_fd
     int changed_fd              # eventfd: a word that somebody waits for was stored to
     void *keys                  # what connections are encrypted with, if their first byte asks for it
@@ -109,6 +119,7 @@ cdef struct Connection:
     uint32_t share              # its tenant's; 0 before the hello
     uint64_t session
     int64_t born
+    bint forbidden              # has tried to change what it may only read
     bint writing                # a payload is coming in
     uint8_t status              # what the write will be answered with
     bint watched                # somebody waits for a word of the slab that it goes to
@@ -127,4 +138,4 @@ cdef struct Connection:
 
 cdef int serve(Worker *worker, Connection *connection) noexcept nogil
 cdef void forget(Connection *connection) noexcept nogil
-cdef void report(Shared *shared, int kind, const char *peer, uint64_t number) noexcept nogil
+cdef void report(Shared *shared, int kind, const char *peer, uint64_t number, uint64_t session=*) noexcept nogil

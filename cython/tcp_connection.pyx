@@ -12,7 +12,7 @@ from libc.string cimport memcpy, memset
 
 from farpool.native.bus_guard cimport touch
 from farpool.native.cipher cimport receive_through
-from farpool.native.libatomics cimport compare_swap_word, fetch_add_word, load_count, load_word, store_word
+from farpool.native.libatomics cimport compare_swap_word, fetch_add_word, load_word, store_word
 from farpool.native.libpthread cimport pthread_mutex_lock, pthread_mutex_unlock
 from farpool.native.libsocket cimport MSG_DONTWAIT, MSG_PEEK, iovec, msghdr, recv, write
 from farpool.native.operation cimport (
@@ -29,14 +29,13 @@ from farpool.native.operation cimport (
     STATUS_OK,
     STATUS_OUT_OF_BOUNDS,
     STATUS_READ_ONLY,
-    STATUS_REFUSED,
     STATUS_STALE,
-    STATUS_VERSION,
 )
 from farpool.native.slab_table cimport Entry, pin, unpin
+from farpool.native.tcp_admission cimport Admission, admit
 from farpool.native.tcp_answers cimport flush, is_unsent, owe, owe_bytes, span_advance, span_clear
 from farpool.native.watched_word cimport wake_waiters
-from farpool.native.tcp_wire cimport MOST_PARTS, WIRE_MAGIC, WIRE_VERSION
+from farpool.native.tcp_wire cimport MOST_PARTS, WIRE_MAGIC
 
 cdef enum:
     TLS_HANDSHAKE = 0x16    # first byte of a client that speaks TLS; those of our hello are others
@@ -45,8 +44,8 @@ cdef enum:
     REQUEST_BYTES = 512     # what a request counts besides its bytes
 
 
-cdef void report(Shared *shared, int kind, const char *peer, uint64_t number) noexcept nogil:
-    """Leave an event for the log; the oldest are kept when nobody reads them."""
+cdef void report(Shared *shared, int kind, const char *peer, uint64_t number, uint64_t session=0) noexcept nogil:
+    """Leave an event for the log; the oldest are kept when nobody reads them, and of refusals the rest is counted."""
     cdef Event *event
     cdef uint64_t one = 1
     pthread_mutex_lock(&shared.events_lock)
@@ -54,8 +53,11 @@ cdef void report(Shared *shared, int kind, const char *peer, uint64_t number) no
         event = &shared.events[(shared.first_event + shared.event_count) % MOST_EVENTS]
         event.kind = kind
         event.number = number
+        event.session = session
         memcpy(event.peer, peer, PEER_BYTES)
         shared.event_count += 1
+    elif kind in (EVENT_REFUSED, EVENT_IN_CLEAR, EVENT_READ_ONLY):
+        shared.overlooked += 1
     pthread_mutex_unlock(&shared.events_lock)
     write(shared.event_fd, &one, sizeof(one))
 
@@ -79,38 +81,16 @@ cdef bint changes_memory(uint8_t operation) noexcept nogil:
 
 
 cdef int greet(Worker *worker, Connection *connection, const Request *request) noexcept nogil:
-    """Check a hello: the session's slot and its secret, compared in constant time."""
-    cdef Shared *shared = worker.shared
-    cdef SessionSlot *slot
-    cdef const uint8_t *secret = <const uint8_t *> &request.generation
-    cdef uint8_t difference = 0
-    cdef int i
+    """Answer a hello."""
+    cdef Admission admission
     if connection.known or request.operation != OP_HELLO:
-        report(shared, EVENT_DISORDER, connection.peer, request.operation)
+        report(worker.shared, EVENT_DISORDER, connection.peer, request.operation)
         return DROP
-    if request.reserved != WIRE_VERSION:
-        owe(connection, request, STATUS_VERSION, WIRE_VERSION)
-    elif request.handle >= shared.session_count:
-        owe(connection, request, STATUS_REFUSED, 0)
-    else:
-        slot = &shared.sessions[request.handle]
-        for i in range(SECRET_BYTES):
-            difference |= secret[i] ^ slot.secret[i]
-        if load_count(&slot.active) and difference == 0 and slot.encrypted and connection.cipher == NULL:
-            report(shared, EVENT_IN_CLEAR, connection.peer, 0)
-            owe(connection, request, STATUS_REFUSED, 0)
-            flush(worker, connection)
-            return DROP
-        if load_count(&slot.active) and difference == 0:
-            connection.known = True
-            connection.slot = request.handle
-            connection.share = slot.share
-            connection.session = slot.id
-            worker.strangers -= 1
-            owe(connection, request, STATUS_OK, WIRE_VERSION)
-            return KEEP
-        owe(connection, request, STATUS_REFUSED, 0)
-    report(shared, EVENT_REFUSED, connection.peer, request.reserved)
+    admission = admit(worker, connection, request)
+    owe(connection, request, admission.status, admission.detail)
+    if admission.status == STATUS_OK:
+        return KEEP
+    report(worker.shared, admission.event, connection.peer, admission.number, admission.session)
     flush(worker, connection)
     return DROP
 
@@ -190,6 +170,9 @@ cdef int execute(Worker *worker, Connection *connection, const Request *request,
             wake(worker.shared, entry, request.offset, 8)
     if entry != NULL:
         unpin(entry)
+    if status == STATUS_READ_ONLY and not connection.forbidden:     # one is enough to know its session by
+        connection.forbidden = True
+        report(worker.shared, EVENT_READ_ONLY, connection.peer, request.generation, connection.session)
     if status != STATUS_OK:
         worker.counters.errors += 1
     elif vector and request.operand:

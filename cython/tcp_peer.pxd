@@ -26,6 +26,8 @@ cdef class TcpPeer(Loans):
     cdef readonly bytes hello       # the header that opens a connection
     cdef readonly uint64_t version  # counts the credentials
     cdef readonly object tls        # what new connections are encrypted with, a TlsClient; None in clear
+    cdef int most                   # what the limit is, unless the server refuses more than there are
+    cdef int64_t fewer_until        # when it is that again, ns
 
     cdef TcpChannel take(self, int64_t deadline)
     cdef TcpChannel connect(self, int64_t deadline)

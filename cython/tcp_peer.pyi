@@ -7,11 +7,15 @@ from farpool.native.tls import TlsClient
 class TcpChannel:
     """One data connection; its peer makes it."""
 
+def check_hello(status: int, detail: int, host: str, port: int) -> None:
+    """Raise what the answer to a hello means, unless it lets the client in."""
+
 class TcpPeer(Loans):
     """The data connections of one session: opened when needed, at most *limit*, each used by one operation at a time.
 
-    Thread-safe. *reach* connects a socket: it is given host, port, deadline (``time.monotonic()``), and what errors
-    call it. New connections are encrypted with *tls*, and the server's certificate is checked as it says.
+    Thread-safe. If the server refuses one more, operations take turns with those that there are. *reach* connects a
+    socket: it is given host, port, deadline (``time.monotonic()``), and what errors call it. New connections are
+    encrypted with *tls*, and the server's certificate is checked as it says.
     """
 
     def __init__(

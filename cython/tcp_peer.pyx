@@ -5,12 +5,19 @@ ever gets another's bytes. The GIL is released for the whole of an exchange.
 """
 
 from libc.errno cimport EAGAIN, EINTR, errno
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from farpool.native.clock cimport now_ns
 from farpool.native.fork cimport forks
 from farpool.native.libsocket cimport MSG_DONTWAIT, MSG_PEEK, close_fd, recv
-from farpool.native.operation cimport STATUS_OK, STATUS_REFUSED, STATUS_VERSION
+from farpool.native.operation cimport (
+    STATUS_OK,
+    STATUS_REFUSED,
+    STATUS_SERVER_FULL,
+    STATUS_SESSION_FULL,
+    STATUS_TENANT_FULL,
+    STATUS_VERSION,
+)
 from farpool.native.stream cimport CLOSED, DONE, EXPIRED, advance, receive_all, receive_some, send_all, stream_init
 from farpool.native.tcp_wire cimport WIRE_MAGIC
 
@@ -20,12 +27,14 @@ from farpool.protocol.errors import (
     DeadlineExceeded,
     FarpoolError,
     ProtocolError,
+    QuotaExceeded,
     ServerLost,
     out_of_descriptors,
 )
 
 cdef enum:
     IDLE_NS = 20000000      # a connection that rested longer is looked at before it is used
+    FEWER_NS = 5000000000   # how long operations make do with the connections that there are once one was refused
 
 
 cdef class TcpChannel:
@@ -82,11 +91,43 @@ cdef class TcpChannel:
         return outcome
 
 
+def check_hello(int status, uint64_t detail, str host not None, int port):
+    """Raise what the answer to a hello means, unless it lets the client in."""
+    if status == STATUS_OK:
+        return
+    port_name = f"the data port {host}:{port}"
+    if status == STATUS_VERSION:
+        raise ProtocolError(f"{port_name} speaks version {detail} of the protocol; install matching versions")
+    if status == STATUS_REFUSED:
+        raise AuthenticationFailed(f"{port_name} does not know this session (any more)")
+    if status == STATUS_SESSION_FULL:
+        raise QuotaExceeded(
+            f"this session has {detail} connections to {port_name}, as many as one may have; use it from fewer event "
+            "loops, connect once more for some of them, or have the server's max_session_connections raised: "
+            "[transport_settings.tcp]",
+            limit=detail,
+        )
+    if status == STATUS_TENANT_FULL:
+        raise QuotaExceeded(
+            f"this tenant has {detail} connections to {port_name}, and no tenant may have more than are left for "
+            "others; close some pools, or have the server's max_connections raised: [transport_settings.tcp]",
+            used=detail,
+        )
+    if status == STATUS_SERVER_FULL:
+        raise QuotaExceeded(
+            f"{port_name} has {detail} connections, as many as it may have; close some pools, or have the server's "
+            "max_connections raised ([transport_settings.tcp], and LimitNOFILE)",
+            limit=detail,
+        )
+    raise ProtocolError(f"{port_name} answered the hello with status {status}; install matching versions")
+
+
 cdef class TcpPeer(Loans):
     """The data connections of one session; see the stub for the contract."""
 
     def __init__(self, reach not None, int limit=8, tls=None):
         Loans.__init__(self, limit)
+        self.most = limit
         self.reach = reach
         self.tls = tls
         self.address = ("", 0)
@@ -101,13 +142,26 @@ cdef class TcpPeer(Loans):
             self.version += 1
 
     cdef TcpChannel take(self, int64_t deadline):
-        """Borrow a connection. Raises ``ServerLost``, ``DeadlineExceeded``, ``AuthenticationFailed``."""
+        """Borrow a connection.
+
+        Raises ``ServerLost``, ``DeadlineExceeded``, ``AuthenticationFailed``, ``QuotaExceeded``.
+        """
         cdef TcpChannel channel
         while True:
+            if self.limit < self.most and now_ns() >= self.fewer_until:
+                self.limit = self.most
             channel = self.borrow(deadline)
             if channel is None:
                 try:
                     return self.connect(deadline)
+                except QuotaExceeded:
+                    self.write_off()
+                    if not self.opened:
+                        raise
+                    # The server has no place for another one: take turns with those that there are.
+                    self.limit = self.opened
+                    self.fewer_until = now_ns() + FEWER_NS
+                    continue
                 except BaseException:
                     self.write_off()
                     raise
@@ -152,13 +206,7 @@ cdef class TcpPeer(Loans):
             )
         if outcome != DONE:
             raise ServerLost(f"{label} closed the connection; see the server's log for the reason")
-        if answer.status == STATUS_VERSION:
-            raise ProtocolError(
-                f"{label} speaks version {answer.detail} of the protocol; install matching "
-                "versions"
-            )
-        if answer.status == STATUS_REFUSED:
-            raise AuthenticationFailed(f"{label} does not know this session (any more)")
+        check_hello(answer.status, answer.detail, host, port)
         return channel
 
     cdef void give(self, TcpChannel channel):

@@ -19,6 +19,7 @@ class TcpReactor:
         *,
         threads: int = 1,
         max_connections: int = 4096,
+        max_session_connections: int = 64,
         hello_timeout: float = 5.0,
         encryptor: Encryptor | None = None,
     ) -> None: ...
@@ -33,6 +34,8 @@ class TcpReactor:
         If *encrypted*, they must be. Connections of one *share* have a bounded part of each turn together. Raises
         ``PoolFull``.
         """
+    def share_out(self, several: bool) -> None:
+        """Leave room for others' connections (one tenant has at most as many as are free), or let one have all."""
     def expel(self, slot: int) -> None:
         """Close the session's data connections soon, and refuse new ones at once."""
     def fileno(self) -> int:
@@ -41,7 +44,9 @@ class TcpReactor:
         """Return a descriptor that is readable once a word was stored to that somebody waits for."""
     def clear_changes(self) -> None:
         """Make it unreadable until the next such store."""
-    def events(self) -> list[tuple[str, str, int]]:
-        """Return and forget what happened since the last call: (kind, peer's address, number)."""
+    def events(self) -> list[tuple[str, str, int, int]]:
+        """Return and forget what happened since the last call: (kind, peer's address, number, session)."""
+    def overlooked(self) -> int:
+        """Return and forget how many refusals found no place among the events."""
     def counters(self) -> dict[str, int]:
         """Return the counters since the start: operations by name, bytes_read, bytes_written, errors, connections."""

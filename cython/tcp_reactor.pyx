@@ -1,19 +1,19 @@
 """The tcp data plane of a server: native threads, one epoll each, that serve slab memory over data connections.
 
-The threads run without the GIL from their first instruction to their last. They learn of ended sessions through an
-eventfd; what they have to say for the log goes into a small ring that the event loop empties.
+The threads run without the GIL (``tcp_worker``). They learn of ended sessions through an eventfd; what they have to
+say for the log goes into a small ring that the event loop empties.
 """
 
-from libc.errno cimport ECONNABORTED, EINTR, EMFILE, ENFILE, errno
-from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
+from libc.errno cimport errno
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy
 
 import threading
 
 from farpool.native.cipher cimport Encryptor
-from farpool.native.clock cimport now_ns, to_ns
-from farpool.native.libatomics cimport add_count, load_count, store_count
+from farpool.native.clock cimport to_ns
+from farpool.native.libatomics cimport load_count, store_count
 from farpool.native.libpthread cimport (
     pthread_mutex_destroy,
     pthread_mutex_init,
@@ -25,271 +25,61 @@ from farpool.native.libsocket cimport (
     EFD_NONBLOCK,
     EPOLL_CLOEXEC,
     EPOLL_CTL_ADD,
-    EPOLL_CTL_DEL,
-    EPOLL_CTL_MOD,
-    EPOLLEXCLUSIVE,
     EPOLLIN,
-    EPOLLOUT,
-    IPPROTO_TCP,
-    NI_NUMERICHOST,
-    NI_NUMERICSERV,
-    POLLOUT,
-    SO_KEEPALIVE,
-    SOCK_CLOEXEC,
-    SOCK_NONBLOCK,
-    SOL_SOCKET,
-    TCP_NODELAY,
-    accept4,
     close_fd,
     epoll_create1,
     epoll_ctl,
     epoll_event,
-    epoll_wait,
     eventfd,
-    getnameinfo,
     read,
-    setsockopt,
-    sockaddr,
-    sockaddr_storage,
-    socklen_t,
     write,
 )
 from farpool.native.slab_table cimport SlabTable
 from farpool.native.tcp_connection cimport (
-    DROP,
+    EVENT_CROWD,
     EVENT_CUT_SHORT,
     EVENT_DESCRIPTORS,
     EVENT_DISORDER,
     EVENT_GARBAGE,
     EVENT_HANDSHAKE,
     EVENT_IN_CLEAR,
-    EVENT_CROWD,
-    EVENT_LIMIT,
+    EVENT_READ_ONLY,
     EVENT_REFUSED,
+    EVENT_SERVER_FULL,
+    EVENT_SESSION_FULL,
     EVENT_SILENT,
-    KEEP,
+    EVENT_TENANT_FULL,
     MOST_EVENTS,
-    PEER_BYTES,
     SHARES,
     STAGE_BYTES,
-    Connection,
     SessionSlot,
     Shared,
     Worker,
-    forget,
-    report,
-    serve,
 )
 from farpool.native.tcp_wire cimport SECRET_BYTES
+from farpool.native.tcp_worker cimport listen_again, run
 
 from farpool.native import tcp_wire
 from farpool.protocol.errors import InvalidArgument, PoolFull
 
 cdef enum:
-    MOST_READY = 64             # events taken from one epoll_wait
-    MOST_ACCEPTS = 16           # connections accepted before others have their turn
-    MOST_STRANGERS = 128        # of a thread; of more that have not said hello the oldest go
     SESSION_SLOTS = 65536
-    TICK_MS = 500               # how often strangers and lost descriptors are looked at
-    ACCEPT_PAUSE_MS = 100       # rest of the listener after running out of descriptors
-    TURN_BYTES = 32768          # what one tenant's connections move before another's have their turn
-    SHARING_TURNS = 1024        # connections served since another tenant's was, until one has it all again
 
 EVENT_NAMES = {
     EVENT_GARBAGE: "garbage",
     EVENT_REFUSED: "refused",
     EVENT_SILENT: "silent",
-    EVENT_LIMIT: "connection limit",
+    EVENT_SERVER_FULL: "connection limit",
+    EVENT_SESSION_FULL: "session's connection limit",
+    EVENT_TENANT_FULL: "tenant's connection limit",
     EVENT_DESCRIPTORS: "out of file descriptors",
     EVENT_DISORDER: "out of turn",
     EVENT_CUT_SHORT: "cut short",
     EVENT_HANDSHAKE: "no TLS",
     EVENT_IN_CLEAR: "in clear",
     EVENT_CROWD: "crowd",
+    EVENT_READ_ONLY: "read-only",
 }
-
-
-cdef void drop(Worker *worker, Connection *connection) noexcept nogil:
-    """Close a connection and free all that it holds."""
-    if connection.previous != NULL:
-        connection.previous.next = connection.next
-    else:
-        worker.connections = connection.next
-    if connection.next != NULL:
-        connection.next.previous = connection.previous
-    if not connection.known:
-        worker.strangers -= 1
-    close_fd(connection.fd)
-    forget(connection)
-    free(connection)
-    add_count(&worker.shared.connections, -1)
-    worker.counters.closed += 1
-
-
-cdef void watch(Worker *worker, Connection *connection) noexcept nogil:
-    """Watch for what the connection needs next: room for answers, or more requests."""
-    cdef epoll_event event
-    cdef uint32_t interest = 0
-    if connection.blocked or connection.stalled or connection.again:
-        interest |= EPOLLOUT
-    if connection.cipher != NULL and connection.cipher.receive_wants == POLLOUT:
-        interest |= EPOLLOUT
-    if not connection.stalled:
-        interest |= EPOLLIN
-    if interest != connection.interest:
-        event.events = interest
-        event.data.ptr = connection
-        epoll_ctl(worker.epoll, EPOLL_CTL_MOD, connection.fd, &event)
-        connection.interest = interest
-
-
-cdef void adopt(Worker *worker, int fd, const char *peer) noexcept nogil:
-    """Take a new connection in."""
-    cdef Connection *connection = <Connection *> calloc(1, sizeof(Connection))
-    cdef epoll_event event
-    cdef int on = 1
-    if connection == NULL:
-        close_fd(fd)
-        add_count(&worker.shared.connections, -1)
-        return
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on))
-    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on))
-    connection.fd = fd
-    connection.born = now_ns()
-    connection.interest = EPOLLIN
-    connection.span.parts = &connection.span.single
-    memcpy(connection.peer, peer, PEER_BYTES)
-    connection.next = worker.connections
-    if connection.next != NULL:
-        connection.next.previous = connection
-    worker.connections = connection
-    worker.strangers += 1
-    worker.counters.accepted += 1
-    event.events = EPOLLIN
-    event.data.ptr = connection
-    if epoll_ctl(worker.epoll, EPOLL_CTL_ADD, fd, &event) != 0:
-        drop(worker, connection)
-
-
-cdef void name_peer(const sockaddr_storage *address, socklen_t length, char *peer) noexcept nogil:
-    cdef char port[8]
-    cdef size_t used = 0
-    memset(peer, 0, PEER_BYTES)
-    if getnameinfo(<const sockaddr *> address, length, peer, PEER_BYTES - 10, port, sizeof(port),
-                   NI_NUMERICHOST | NI_NUMERICSERV) == 0:
-        while peer[used]:
-            used += 1
-        peer[used] = b":"
-        memcpy(peer + used + 1, port, sizeof(port))
-
-
-cdef void listen_again(Worker *worker, bint again) noexcept nogil:
-    """Watch the listener, or rest from it for a moment: it would be ready all the time without descriptors to spare."""
-    cdef epoll_event event
-    event.events = EPOLLIN | EPOLLEXCLUSIVE
-    event.data.ptr = worker.shared
-    worker.accept_again = 0 if again else now_ns() + <int64_t> ACCEPT_PAUSE_MS * 1000000
-    epoll_ctl(worker.epoll, EPOLL_CTL_ADD if again else EPOLL_CTL_DEL, worker.shared.listener, &event)
-
-
-cdef void accept_some(Worker *worker) noexcept nogil:
-    cdef sockaddr_storage address
-    cdef socklen_t length
-    cdef char peer[PEER_BYTES]
-    cdef int fd
-    for _ in range(MOST_ACCEPTS):
-        length = sizeof(address)
-        fd = accept4(worker.shared.listener, <sockaddr *> &address, &length, SOCK_NONBLOCK | SOCK_CLOEXEC)
-        if fd < 0:
-            if errno in (EMFILE, ENFILE):
-                memset(peer, 0, sizeof(peer))
-                report(worker.shared, EVENT_DESCRIPTORS, peer, load_count(&worker.shared.connections))
-                listen_again(worker, False)
-            elif errno in (EINTR, ECONNABORTED):
-                continue
-            return
-        name_peer(&address, length, peer)
-        if add_count(&worker.shared.connections, 1) > worker.shared.connection_limit:
-            add_count(&worker.shared.connections, -1)
-            report(worker.shared, EVENT_LIMIT, peer, worker.shared.connection_limit)
-            close_fd(fd)
-        else:
-            adopt(worker, fd, peer)
-
-
-cdef void look_around(Worker *worker, bint sessions) noexcept nogil:
-    """Drop connections of ended sessions (when told so), and strangers that are too many or too slow to say hello."""
-    cdef Connection *connection = worker.connections
-    cdef Connection *following
-    cdef SessionSlot *slot
-    cdef int64_t now = now_ns()
-    cdef int strangers = 0
-    while connection != NULL:           # the newest first
-        following = connection.next
-        if connection.known:
-            slot = &worker.shared.sessions[connection.slot]
-            if sessions and (not load_count(&slot.active) or slot.id != connection.session):
-                drop(worker, connection)
-        elif strangers == MOST_STRANGERS:
-            report(worker.shared, EVENT_CROWD, connection.peer, MOST_STRANGERS)
-            drop(worker, connection)
-        elif now - connection.born > worker.shared.hello_wait:
-            report(worker.shared, EVENT_SILENT, connection.peer, 0)
-            drop(worker, connection)
-        else:
-            strangers += 1
-        connection = following
-
-
-cdef int serve_in_turn(Worker *worker, Connection *connection) noexcept nogil:
-    """Serve a connection for what is left of its tenant's share of this turn; else it stays ready for the next one."""
-    cdef uint32_t share = connection.share
-    cdef int64_t budget = INT64_MAX
-    cdef int verdict
-    if share != worker.last_share:
-        worker.last_share = share
-        worker.shared_out = SHARING_TURNS
-    elif worker.shared_out:
-        worker.shared_out -= 1
-    if worker.turn_of[share] != worker.turn:
-        worker.turn_of[share] = worker.turn
-        worker.spent[share] = 0
-    if worker.shared_out:
-        budget = TURN_BYTES - worker.spent[share]
-        if budget <= 0:
-            return KEEP
-    worker.budget = budget
-    verdict = serve(worker, connection)
-    worker.spent[share] += budget - worker.budget
-    return verdict
-
-
-cdef void run(Worker *worker) noexcept nogil:
-    cdef epoll_event ready[MOST_READY]
-    cdef uint64_t wakes
-    cdef int count, i, at
-    cdef bint sessions
-    while not load_count(&worker.shared.stop):
-        count = epoll_wait(worker.epoll, ready, MOST_READY, TICK_MS if worker.strangers or worker.accept_again else -1)
-        sessions = False
-        worker.turn += 1
-        for i in range(count):
-            at = <int> ((i + worker.turn) % <uint32_t> count)    # another one is the first each time
-            if ready[at].data.ptr == worker.shared:
-                accept_some(worker)
-            elif ready[at].data.ptr == worker:
-                read(worker.wake, &wakes, sizeof(wakes))
-                sessions = True
-            elif serve_in_turn(worker, <Connection *> ready[at].data.ptr) == DROP:
-                drop(worker, <Connection *> ready[at].data.ptr)
-            else:
-                watch(worker, <Connection *> ready[at].data.ptr)
-        if worker.accept_again and now_ns() >= worker.accept_again:
-            listen_again(worker, True)
-        if sessions or worker.strangers:
-            look_around(worker, sessions)
-    while worker.connections != NULL:
-        drop(worker, worker.connections)
 
 
 cdef class TcpReactor:
@@ -304,7 +94,7 @@ cdef class TcpReactor:
     cdef list unused                # session slots that may be handed out again
 
     def __cinit__(self, SlabTable table not None, int listener, *, int threads=1, uint32_t max_connections=4096,
-                  double hello_timeout=5.0, Encryptor encryptor=None):
+                  uint32_t max_session_connections=64, double hello_timeout=5.0, Encryptor encryptor=None):
         cdef int i
         if not 1 <= threads <= 64:
             raise InvalidArgument(f"a data plane has 1 to 64 threads, not {threads}")
@@ -321,6 +111,7 @@ cdef class TcpReactor:
         self.shared.capacity = table.capacity
         self.shared.listener = listener
         self.shared.connection_limit = max_connections
+        self.shared.session_limit = max_session_connections
         self.shared.hello_wait = to_ns(hello_timeout)
         self.encryptor = encryptor
         if encryptor is not None:
@@ -399,8 +190,9 @@ cdef class TcpReactor:
         cdef uint32_t index
         if len(secret) != SECRET_BYTES:
             raise InvalidArgument(f"a session's secret has {SECRET_BYTES} bytes, not {len(secret)}")
-        if self.unused:
-            index = self.unused.pop()
+        index = self.take_unused()
+        if index < SESSION_SLOTS:
+            pass
         elif self.shared.session_count < SESSION_SLOTS:
             index = self.shared.session_count
         else:
@@ -414,6 +206,21 @@ cdef class TcpReactor:
         if index == self.shared.session_count:
             store_count(&self.shared.session_count, index + 1)
         return index
+
+    cdef uint32_t take_unused(self) except? SESSION_SLOTS:
+        """Return a slot that nobody has any more, or SESSION_SLOTS: its last connections are closed a moment later."""
+        cdef Py_ssize_t i
+        cdef uint32_t index
+        for i in range(len(self.unused)):
+            index = self.unused[i]
+            if load_count(&self.shared.sessions[index].connections) == 0:
+                del self.unused[i]
+                return index
+        return SESSION_SLOTS
+
+    def share_out(self, bint several):
+        """Leave room for others' connections, or let one tenant have all."""
+        store_count(&self.shared.several, several)
 
     def expel(self, uint32_t slot):
         """Close the session's data connections soon, and refuse new ones at once."""
@@ -437,18 +244,27 @@ cdef class TcpReactor:
         read(self.shared.changed_fd, &seen, sizeof(seen))
 
     def events(self):
-        """Return and forget what happened since the last call: (kind, peer's address, number)."""
+        """Return and forget what happened since the last call: (kind, peer's address, number, session)."""
         cdef uint64_t seen
         cdef list happened = []
         read(self.shared.event_fd, &seen, sizeof(seen))
         pthread_mutex_lock(&self.shared.events_lock)
         while self.shared.event_count:
             event = self.shared.events[self.shared.first_event]
-            happened.append((EVENT_NAMES[event.kind], (<bytes> event.peer).decode("ascii", "replace"), event.number))
+            peer = (<bytes> event.peer).decode("ascii", "replace")
+            happened.append((EVENT_NAMES[event.kind], peer, event.number, event.session))
             self.shared.first_event = (self.shared.first_event + 1) % MOST_EVENTS
             self.shared.event_count -= 1
         pthread_mutex_unlock(&self.shared.events_lock)
         return happened
+
+    def overlooked(self):
+        """Return and forget how many refusals found no place among the events."""
+        pthread_mutex_lock(&self.shared.events_lock)
+        cdef uint64_t count = self.shared.overlooked
+        self.shared.overlooked = 0
+        pthread_mutex_unlock(&self.shared.events_lock)
+        return count
 
     def counters(self):
         """Return the counters since the start: operations by name, bytes_read, bytes_written, errors, connections."""

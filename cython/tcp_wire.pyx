@@ -18,7 +18,10 @@ from farpool.native.operation cimport (
     STATUS_OUT_OF_BOUNDS,
     STATUS_READ_ONLY,
     STATUS_REFUSED,
+    STATUS_SERVER_FULL,
+    STATUS_SESSION_FULL,
     STATUS_STALE,
+    STATUS_TENANT_FULL,
     STATUS_VERSION,
 )
 
@@ -46,6 +49,9 @@ STATUSES = {
     STATUS_INVALID: "invalid",
     STATUS_REFUSED: "refused",
     STATUS_VERSION: "version",
+    STATUS_SESSION_FULL: "session full",
+    STATUS_TENANT_FULL: "tenant full",
+    STATUS_SERVER_FULL: "server full",
 }
 REQUEST_BYTES = sizeof(Request)
 ANSWER_BYTES = sizeof(Answer)

@@ -9,13 +9,14 @@ import os
 import resource
 import shutil
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import structlog
 import uvloop
 
 from farpool.protocol.addresses import Address
+from farpool.protocol.errors import FarpoolError
 from farpool.protocol.units import format_bytes
 from farpool.server import logs
 from farpool.server.arena import MEMORY_FILE_SYSTEMS, Arena
@@ -151,7 +152,7 @@ class Server:
         self._undo.callback(life.close_memory)
         self._undo.push_async_callback(planes.stop)
         self._undo.push_async_callback(self._finish)
-        await self._start_planes(planes, generations, life)
+        await self._start_planes(planes, generations, life, audit)
         tenants = Tenants(catalog, settings.tenants)
         self.service = PoolService(life, tenants, audit, self._settings, boot_clock, epoch)
         self.service.handover = self.handover
@@ -177,7 +178,9 @@ class Server:
         )
         return self.life
 
-    async def _start_planes(self, planes: DataPlanes, generations: Generations, life: Lifecycle) -> None:
+    async def _start_planes(
+        self, planes: DataPlanes, generations: Generations, life: Lifecycle, audit: AuditLog
+    ) -> None:
         settings = self._settings.current
         for name in settings.transports:
             context = ServerContext(
@@ -193,10 +196,21 @@ class Server:
                 coherence=settings.coherence,
                 encryptor=None if self._keys is None else self._keys.encryptor,
                 watched_offset=generations.watched_offset,
+                several_tenants=self._several_tenants,
                 changed=self._changed,
+                refused=self._noter(audit, name),
             )
             await planes.start(name, context)
         planes.require_one()
+
+    def _several_tenants(self) -> bool:
+        return len(self.service.tenants) > 1
+
+    def _noter(self, audit: AuditLog, transport: str) -> Callable[[str, FarpoolError, Mapping[str, Any]], None]:
+        def note(act: str, error: FarpoolError, about: Mapping[str, Any]) -> None:
+            self._loop.call_soon_threadsafe(audit.data_refusal, transport, act, error, about)
+
+        return note
 
     def _changed(self) -> None:
         self.service.waiting.look()
@@ -240,9 +254,11 @@ class Server:
 
     def watch_signals(self) -> None:
         """SIGTERM and SIGINT end the server, a second one at once; SIGHUP reads the settings again."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self._tell)
-        self._loop.add_signal_handler(signal.SIGHUP, self._reload)
+        for number, act in ((signal.SIGTERM, self._tell), (signal.SIGINT, self._tell), (signal.SIGHUP, self._reload)):
+            before = signal.getsignal(number)
+            self._loop.add_signal_handler(number, act)
+            self._undo.callback(signal.signal, number, before or signal.SIG_DFL)
+            self._undo.callback(self._loop.remove_signal_handler, number)
         self._loop.set_exception_handler(_log_loop_error)
 
     def watch_parent(self, embedding: Embedding) -> None:

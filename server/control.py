@@ -192,13 +192,15 @@ class Connection(asyncio.Protocol):
     def _hear_last_words(self) -> None:
         """Do what a client asked that has gone since, as far as it gives something back; the rest has no taker."""
         while self.session is not None and self.session.alive and self._has_request():
-            payload = self._stream.take()
             with contextlib.suppress(FarpoolError):
-                message = decode_payload(payload)
-                request = decode_request(message)
+                request = decode_request(decode_payload(self._stream.take()))
                 if not isinstance(request, (Detach, Free, Goodbye)):
                     continue
-                reply = self._answer(0, request)
+                try:
+                    reply = self._answer(0, request)
+                except FarpoolError as error:
+                    self._fail(0, error, request)
+                    continue
                 if reply is not None and not isinstance(reply, Reply):
                     self._await(0, reply, request)
 
@@ -378,7 +380,7 @@ class Connection(asyncio.Protocol):
             self.send(encode_reply(request_id, reply))
 
     def _fail(self, request_id: int, error: FarpoolError, request: Request | None) -> None:
-        if request is not None and (request.administrative or isinstance(error, REFUSALS)):
+        if request is not None and (request.administrative or request.audited or isinstance(error, REFUSALS)):
             self._plane.service.audit.refusal(self.peer, self.session, request, error)
         if request_id:
             self.send(encode_error(request_id, error))
@@ -396,6 +398,8 @@ class Connection(asyncio.Protocol):
 
     def _refuse(self, reason: str, error: FarpoolError | None = None, alert: bytes | None = None) -> None:
         log.warning("connection refused", peer=str(self.peer), reason=reason)
+        if isinstance(error, REFUSALS):
+            self._plane.service.audit.handshake(self.peer, error)
         if alert is not None:
             self._part(alert)
             return

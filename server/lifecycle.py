@@ -105,14 +105,10 @@ class Lifecycle:
         self.leases.begin(slab)
         return params
 
-    def admit_copy(self, slab: Slab) -> None:
+    def record_copy(self, slab: Slab) -> None:
         """Note in the catalog what :meth:`Making.prepare_copy` has prepared, and nobody attaches."""
-        try:
+        with self.making.or_abandon(slab):
             self.catalog.insert_slab(_row_of(slab))
-        except BaseException:
-            self.making.abandon(slab)
-            raise
-        self.slabs.admit(slab)
 
     def attach(self, session: Session, slab: Slab, transport: str, mode: Mode) -> dict[str, Any]:
         """Let *session* reach the slab over *transport*; return the parameters for its client half."""
@@ -260,8 +256,11 @@ class Lifecycle:
                 self.catalog.delete_session(session.id)
         self._end_some(ending)
 
-    def quarantined(self) -> list[Quarantined]:
-        """Return what ended sessions may still have mapped, by host."""
+    def quarantined(self, *, by_host: bool) -> list[Quarantined]:
+        """Return what ended sessions may still have mapped, by host or in all."""
+        rows = self.quarantine.all()
+        if not by_host:
+            return [_quarantined("", len(rows), self._held_by_any([row.session for row in rows]))] if rows else []
         found: list[Quarantined] = []
         for host, rows in self.quarantine.hosts().items():
             slabs = self._held_by_any([row.session for row in rows])

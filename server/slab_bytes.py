@@ -108,10 +108,7 @@ def _block_sums(source: Source, nbytes: int, block: int) -> Iterator[bytes]:
 
 
 class Copier:
-    """Copies a slab's memory, which is open from now on, to that of *target_id*, in a thread that closes it.
-
-    The target need not exist yet, and is opened for the copy.
-    """
+    """A slab's memory, open from now on, and that of *target_id*, which need not exist yet: copied once, or closed."""
 
     def __init__(self, arena: Arena, source_id: int, target_id: int, nbytes: int) -> None:
         self._arena = arena
@@ -120,15 +117,16 @@ class Copier:
         self._nbytes = nbytes
 
     def copy(self) -> None:
-        """Copy every byte."""
+        """Copy every byte, in a thread, and close the memory."""
         arena, target_id, nbytes = self._arena, self._target_id, self._nbytes
-        if arena.device is None:
-            _copy_to_file(self._source, arena.open_descriptor(target_id, "rw"), nbytes)
-        else:
-            _copy_to_device(self._source, arena.map(target_id, nbytes), nbytes, incoherent=arena.incoherent)
+        with contextlib.closing(self._source) as source:
+            if arena.device is None:
+                _copy_to_file(source, arena.open_descriptor(target_id, "rw"), nbytes)
+            else:
+                _copy_to_device(source, arena.map(target_id, nbytes), nbytes, incoherent=arena.incoherent)
 
     def close(self) -> None:
-        """Close the source."""
+        """Close the memory: there will be no copy."""
         self._source.close()
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from farpool.native.cipher import Encryptor
     from farpool.native.mapping import Mapping as MemoryMapping
     from farpool.native.tls import TlsClient
+    from farpool.protocol.errors import FarpoolError
     from farpool.protocol.messages import Offer
 
 __all__ = [
@@ -127,11 +128,9 @@ class ServerContext:
     """File of the arena with one 8-byte generation word a slot, written by the server alone."""
     generations_nbytes: int
     settings: Mapping[str, Any]
-    """The transport's own settings; tcp knows ``listen`` (``HOST:PORT``) and ``threads``."""
+    """The transport's own settings; tcp knows ``listen`` (``HOST:PORT``), ``threads`` and its limits."""
     report: Callable[[str, Mapping[str, Any]], None]
-    """Log one event of the data plane that an operator should see: ``report("refused", {"peer": ..., "reason": ...})``.
-
-    Any thread may call it."""
+    """Log what an operator should see: ``report("garbage", {"peer": ..., "reason": ...})``. Any thread may call it."""
     session_of: Callable[[int], ServedSession | None]
     """Find a session that may use data planes now."""
     device: ServedDevice | None = None
@@ -144,8 +143,12 @@ class ServerContext:
     """What connections are encrypted with; None if the server has no TLS."""
     watched_offset: int = 0
     """Where in the generation file there is a word a slot that tells which word of its slab somebody waits for."""
+    several_tenants: Callable[[], bool] = lambda: False
+    """Whether the pool has more than one tenant now: then none may take all of what the data plane has."""
     changed: Callable[[], None] = lambda: None
     """Say that a word that somebody waits for was stored to. The loop's thread alone calls it."""
+    refused: Callable[[str, FarpoolError, Mapping[str, Any]], None] = lambda act, error, about: None
+    """Tell the audit log who was refused what: ``refused("write", error, {"peer": ...})``. Any thread may."""
 
 
 class ServerTransport(Protocol):

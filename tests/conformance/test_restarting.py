@@ -121,6 +121,20 @@ def test_without_its_slabs(own_server: EmbeddedServer, pools: dict[str, AnyPool]
             pools[api].open(name)
 
 
+def test_let_go_of_while_the_server_is_dead(own_server: EmbeddedServer, pools: dict[str, AnyPool]) -> None:
+    """The word of it comes once the session goes on, so that others may have the slab for themselves."""
+    for pool in pools.values():
+        pool.allocate(4096, name="left", lease="persistent").close()
+        held = pool.open("left")
+        own_server.kill()
+        held.close()
+        own_server.start()
+        pool.stat()
+        for other in pools.values():
+            if other is not pool:
+                other.open("left", exclusive=True).free()
+
+
 def test_stopped_in_order(own_server: EmbeddedServer, pools: dict[str, AnyPool]) -> None:
     """Then sessions end and their slabs go; persistent ones stay, also for handles that were open all the time."""
     slabs = {api: pool.allocate(4096, name=api) for api, pool in pools.items()}

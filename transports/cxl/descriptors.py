@@ -34,6 +34,24 @@ STALE: Final = 2
 NO_DESCRIPTORS: Final = 3
 NAMED: Final = 4
 """The answer to a probe: it names the arena, and carries nothing."""
+SESSION_FULL: Final = 5
+"""The session has as many connections as one may; the answer's number is how many."""
+TENANT_FULL: Final = 6
+"""Its tenant has that many, and no tenant may have more than are left for others."""
+SERVER_FULL: Final = 7
+"""The server has as many as it may."""
+
+_STATUS_BITS: Final = 8
+
+
+def with_number(status: int, number: int) -> int:
+    """Return *status* with a number in the bits that it leaves."""
+    return status | min(number, (1 << 32 - _STATUS_BITS) - 1) << _STATUS_BITS
+
+
+def without_number(status: int) -> tuple[int, int]:
+    """Return the two apart."""
+    return status & (1 << _STATUS_BITS) - 1, status >> _STATUS_BITS
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,15 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from farpool.protocol.addresses import MAX_SOCKET_PATH_BYTES
-from farpool.protocol.errors import ProtocolError, TransportUnavailable
+from farpool.protocol.errors import AuthenticationFailed, ProtocolError, ReadOnly, TransportUnavailable
+from farpool.transports.connection_limits import ConnectionLimits, connection_limits
 from farpool.transports.contract import Mode, ServedSession, ServedSlab, ServerContext
 from farpool.transports.cxl import descriptors
+from farpool.transports.cxl.connections import MAX_STRANGERS, Connections
 from farpool.transports.cxl.descriptors import DescriptorAnswer, DescriptorRequest
 
 __all__ = ["CxlServer"]
 
 BACKLOG = 128
-MAX_CONNECTIONS = 4096
+SESSION_CONNECTIONS = 8
+"""A client has one, and for a moment those that it gave up."""
+DESCRIPTORS_SHARE = 0.25
 STRANGER_SECONDS = 5.0
 """How long a connection may stay that has not asked for anything with a known session's secret."""
 
@@ -41,7 +45,7 @@ class CxlServer:
         self._path = ""
         self._arena = secrets.token_bytes(16)
         self._grants: dict[int, dict[int, tuple[ServedSlab, set[Mode]]]] = {}
-        self._connections: dict[socket.socket, int | None] = {}
+        self._connections = Connections(ConnectionLimits(0, 0), lambda: False)
         self._passed = 0
         self._refused = 0
 
@@ -50,6 +54,8 @@ class CxlServer:
         if context.device is not None:
             self._context = context
             return
+        limits = connection_limits("cxl", context.settings, session=SESSION_CONNECTIONS, share=DESCRIPTORS_SHARE)
+        self._connections = Connections(limits, context.several_tenants)
         path = f"{context.socket_path}.cxl"
         if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES - len(".new"):
             raise TransportUnavailable(f"the socket path {path} is too long for cxl's socket; shorten --unix")
@@ -66,7 +72,7 @@ class CxlServer:
         self._listener = None
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)  # noqa: PTH108  no await in between
-        for connection in list(self._connections):
+        for connection in self._connections.all():
             self._drop(connection)
 
     def _accept(self) -> None:
@@ -79,12 +85,12 @@ class CxlServer:
         except OSError as error:
             self._rest(error)
             return
-        if len(self._connections) >= MAX_CONNECTIONS:
-            self._context.report("connection limit", {"peer": _peer(connection), "number": MAX_CONNECTIONS})
-            connection.close()
-            return
         connection.setblocking(False)
-        self._connections[connection] = None
+        pushed_out = self._connections.add(connection)
+        if pushed_out is not None:
+            reason = f"it has asked for nothing as a session, and {MAX_STRANGERS} newer ones wait as well"
+            self._context.report("crowd", {"peer": _peer(pushed_out), "reason": reason})
+            self._drop(pushed_out)
         self._context.loop.add_reader(connection.fileno(), self._serve, connection)
         self._context.loop.call_later(STRANGER_SECONDS, self._drop_stranger, connection)
 
@@ -103,12 +109,12 @@ class CxlServer:
         loop.call_later(0.1, listen_again)
 
     def _drop_stranger(self, connection: socket.socket) -> None:
-        if connection in self._connections and self._connections[connection] is None:
+        if self._connections.is_stranger(connection):
             self._drop(connection)
 
     def _drop(self, connection: socket.socket) -> None:
         assert self._context is not None
-        if self._connections.pop(connection, -1) != -1:
+        if self._connections.remove(connection):
             self._context.loop.remove_reader(connection.fileno())
             connection.close()
 
@@ -131,9 +137,10 @@ class CxlServer:
         self._answer(connection, request)
 
     def _answer(self, connection: socket.socket, request: DescriptorRequest) -> None:
-        status, descriptor = self._open(request)
+        status, descriptor = self._admit(connection, request), None
         if status == descriptors.OK:
-            self._connections[connection] = request.session
+            status, descriptor = self._open(connection, request)
+        if status == descriptors.OK:
             self._passed += 1
         elif status != descriptors.NAMED:
             self._refused += 1
@@ -145,19 +152,31 @@ class CxlServer:
             if descriptor is not None:
                 os.close(descriptor)
 
-    def _open(self, request: DescriptorRequest) -> tuple[int, int | None]:
-        """Check the request against what was granted, and open the file."""
+    def _admit(self, connection: socket.socket, request: DescriptorRequest) -> int:
+        """Check who asks, and whether there is room for one more connection of his; return a status."""
         assert self._context is not None
         if request.session == descriptors.NOBODY:
-            return descriptors.NAMED, None
+            return descriptors.NAMED
         session = self._context.session_of(request.session)
         if session is None or not hmac.compare_digest(session.secret, request.secret):
-            return descriptors.REFUSED, None
+            refusal = AuthenticationFailed("the session and secret of its request are not of a session that is open")
+            self._context.refused("descriptor", refusal, _described(connection))
+            return descriptors.REFUSED
+        return self._connections.know(connection, session)
+
+    def _open(self, connection: socket.socket, request: DescriptorRequest) -> tuple[int, int | None]:
+        """Check the request against what was granted, and open the file."""
+        assert self._context is not None
         try:
             if request.slab == descriptors.GENERATIONS:
                 return descriptors.OK, os.open(self._context.generations_path, os.O_RDONLY | os.O_CLOEXEC)
             slab, modes = self._grants.get(request.slab, {}).get(request.session, (None, set[Mode]()))
             mode: Mode = "rw" if request.writable else "r"
+            session = self._context.session_of(request.session)
+            if slab is not None and slab.generation == request.generation and mode == "rw" and modes == {"r"}:
+                about = {"slab": slab.id, "session": request.session, "tenant": session.tenant if session else None}
+                error = ReadOnly("its session has the slab for reading only, and asked for a descriptor to write with")
+                self._context.refused("descriptor", error, _described(connection) | about)
             if slab is None or slab.generation != request.generation or not modes & {mode, "rw"}:
                 return descriptors.STALE, None
             return descriptors.OK, slab.open_descriptor(mode)
@@ -207,7 +226,7 @@ class CxlServer:
 
     def end_session(self, session_id: int) -> None:
         """Close the session's connections."""
-        for connection in [c for c, owner in self._connections.items() if owner == session_id]:
+        for connection in self._connections.of_session(session_id):
             self._drop(connection)
 
     def holders_may_map(self) -> bool:
@@ -240,9 +259,14 @@ def _bind(path: str, mode: int) -> socket.socket:
 
 
 def _peer(connection: socket.socket) -> str:
+    return str(_described(connection)["peer"])
+
+
+def _described(connection: socket.socket) -> dict[str, Any]:
+    """Return who is on the other end, as the kernel says."""
     try:
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     except OSError:
-        return "unix"
+        return {"peer": "unix"}
     pid, uid = int.from_bytes(credentials[:4], "little"), int.from_bytes(credentials[4:8], "little")
-    return f"unix:pid={pid},uid={uid}"
+    return {"peer": f"unix:pid={pid},uid={uid}", "pid": pid or None, "uid": uid}

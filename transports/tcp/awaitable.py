@@ -12,7 +12,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING
 
 from farpool.native.checks import seconds_of
-from farpool.native.tcp_peer import TcpPeer
+from farpool.native.tcp_peer import TcpPeer, check_hello
 from farpool.native.tcp_pipeline import TcpPipeline
 from farpool.native.tcp_region import TcpRegion
 from farpool.native.tcp_wire import ANSWER_BYTES, MAX_PARTS, unpack_answer
@@ -55,7 +55,10 @@ class AwaitableConnection:
         return pipeline
 
     async def open(self, deadline: float) -> TcpPipeline:
-        """Return an open connection. Raises ``ServerLost``, ``AuthenticationFailed``, ``DeadlineExceeded``."""
+        """Return an open connection.
+
+        Raises ``ServerLost``, ``AuthenticationFailed``, ``QuotaExceeded`` or ``DeadlineExceeded``.
+        """
         host, port = self._peer.address
         try:
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())), self._opening:
@@ -105,8 +108,8 @@ async def _connect(
         else:
             encryption = peer.tls.begin(opened.fileno(), label)
             answer = await _say_hello_by_tls(loop, opened, encryption, peer.hello)
-        if unpack_answer(answer)["status"]:
-            raise AuthenticationFailed(f"{label} does not know this session (any more)")
+        said = unpack_answer(answer)
+        check_hello(said["status"], said["detail"], host, port)
     except BaseException:
         opened.close()
         raise

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from farpool.native.tcp_peer import TcpPeer
 from farpool.native.tcp_region import TcpRegion
@@ -33,7 +32,7 @@ class TcpClient:
     def __init__(self, tls: TlsClient | None = None) -> None:
         self._tls = tls
         self._peer = TcpPeer(reach, tls=tls)
-        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, AwaitableConnection] = WeakKeyDictionary()
+        self._loops: dict[asyncio.AbstractEventLoop, AwaitableConnection] = {}
 
     def probe(self, offer: Offer, seconds: float) -> Probe:
         """Open a connection to the data port and close it again."""
@@ -82,8 +81,15 @@ class TcpClient:
         loop = asyncio.get_running_loop()
         connection = self._loops.get(loop)
         if connection is None:
+            self._close_ended()
             connection = self._loops[loop] = AwaitableConnection(self._peer)
         return AwaitableTcpRegion(region, connection, ticket.timeout)
+
+    def _close_ended(self) -> None:
+        """Close the connections of loops that are closed: they count against the session."""
+        for loop in [loop for loop in list(self._loops) if loop.is_closed()]:
+            if (connection := self._loops.pop(loop, None)) is not None:
+                connection.close()
 
     def close(self) -> None:
         """Close the data connections."""

@@ -12,20 +12,45 @@ from farpool.native.slab_table import SlabTable
 from farpool.native.tcp_reactor import TcpReactor
 from farpool.native.tcp_wire import VERSION
 from farpool.protocol.addresses import parse_host_port
-from farpool.protocol.errors import ProtocolError, TransportUnavailable
+from farpool.protocol.errors import (
+    AuthenticationFailed,
+    FarpoolError,
+    ProtocolError,
+    ReadOnly,
+    TransportUnavailable,
+)
+from farpool.transports.connection_limits import connection_limits
 from farpool.transports.contract import Mode, ServedSession, ServedSlab, ServerContext
 
 __all__ = ["TcpServer"]
 
 BACKLOG = 1024
+SETTINGS = "[transport_settings.tcp]"
 DEFAULT_LISTEN = "127.0.0.1:0"
 DEFAULT_THREADS = 2
 
-PLAIN_REASONS = {
+SESSION_CONNECTIONS = 64
+"""A client opens 8 for all its threads, and one for each event loop."""
+
+DESCRIPTORS_SHARE = 0.5
+
+ACTS = {"read-only": "write", "no TLS": "handshake"}
+"""What was refused, as the audit log calls it, where that is not the hello."""
+
+REASONS = {
     "in clear": "its session is encrypted, and this connection is not",
     "silent": "the client said no hello in time",
+    "cut short": "the client left after {} bytes of its hello",
+    "out of turn": "request {} is unknown, comes before the hello or after it, or has too many parts",
+    "crowd": "it has not said hello, and {} newer ones wait as well",
+    "out of file descriptors": "none is left with {} data connections open; raise RLIMIT_NOFILE",
+    "connection limit": f"{{}} data connections are open, which is the limit: max_connections in {SETTINGS}",
+    "session's connection limit": f"its session has {{}} data connections, which is the limit: "
+    f"max_session_connections in {SETTINGS}",
+    "tenant's connection limit": f"its tenant has {{}} data connections, and no more are left for others: "
+    f"max_connections in {SETTINGS}",
 }
-"""What events mean whose number says nothing."""
+"""What events mean, with the number of each."""
 
 
 class TcpServer:
@@ -40,15 +65,19 @@ class TcpServer:
         self._slots: dict[int, int] = {}
         self._shares: dict[str, int] = {}
         self._handles: dict[int, dict[tuple[int, Mode], int]] = {}
+        self._slabs: dict[int, int] = {}
+        """Ids of the slabs that are published, by the generation of their memory."""
 
     async def start(self, context: ServerContext) -> None:
         """Listen, and start the reactor's threads."""
+        limits = connection_limits("tcp", context.settings, session=SESSION_CONNECTIONS, share=DESCRIPTORS_SHARE)
         listener = _listen(str(context.settings.get("listen", DEFAULT_LISTEN)))
         reactor = TcpReactor(
             self._table,
             listener.fileno(),
             threads=int(context.settings.get("threads", DEFAULT_THREADS)),
-            max_connections=int(context.settings.get("max_connections", 4096)),
+            max_connections=limits.server,
+            max_session_connections=limits.session,
             encryptor=context.encryptor,
         )
         reactor.start()
@@ -75,8 +104,25 @@ class TcpServer:
 
     def _report_events(self) -> None:
         if self._reactor is not None and self._context is not None:
-            for kind, peer, number in self._reactor.events():
-                self._context.report(kind, {"peer": peer, "reason": _explain(kind, number)})
+            for kind, peer, number, session in self._reactor.events():
+                error = _refusal(kind, number)
+                if error is None:
+                    self._context.report(kind, {"peer": peer, "reason": _explain(kind, number)})
+                else:
+                    about = {"peer": peer, **self._known(kind, number, session)}
+                    self._context.refused(ACTS.get(kind, "hello"), error, about)
+
+    def _known(self, kind: str, number: int, session: int) -> dict[str, Any]:
+        """Return what the audit log should have of a refusal besides the peer."""
+        assert self._reactor is not None
+        assert self._context is not None
+        about: dict[str, Any] = {"more": self._reactor.overlooked()}
+        if session:
+            served = self._context.session_of(session)
+            about |= {"session": session, "tenant": None if served is None else served.tenant}
+        if kind == "read-only":
+            about["slab"] = self._slabs.get(number)
+        return about
 
     def _report_changes(self) -> None:
         if self._reactor is not None and self._context is not None:
@@ -99,10 +145,13 @@ class TcpServer:
     def publish(self, slab: ServedSlab, session: ServedSession, mode: Mode) -> Mapping[str, Any]:
         """Add the slab to the native table for this session; the same attachment keeps its handle."""
         assert self._reactor is not None
+        assert self._context is not None
         slot = self._slots.get(session.id)
         if slot is None:
             share = self._shares.setdefault(session.tenant, len(self._shares) + 1)
+            self._reactor.share_out(self._context.several_tenants())
             slot = self._slots[session.id] = self._reactor.admit(session.id, session.secret, session.encrypted, share)
+        self._slabs[slab.generation] = slab.id
         handles = self._handles.setdefault(slab.id, {})
         handle = handles.get((session.id, mode))
         if handle is None:
@@ -119,9 +168,11 @@ class TcpServer:
             self._table.remove(handles.pop(key))
         if not handles:
             self._handles.pop(slab.id, None)
+            self._slabs.pop(slab.generation, None)
 
     def revoke(self, slab: ServedSlab) -> None:
         """Take the slab from every session; no operation on its memory is in flight afterwards."""
+        self._slabs.pop(slab.generation, None)
         for handle in self._handles.pop(slab.id, {}).values():
             self._table.remove(handle)
 
@@ -140,36 +191,47 @@ class TcpServer:
         return self._reactor.counters() if self._reactor is not None else {}
 
 
+def _refusal(kind: str, number: int) -> FarpoolError | None:
+    """Return what a client would be told that wanted what it may not have; None for an event that is no refusal."""
+    match kind:
+        case "refused" if number == VERSION:
+            return AuthenticationFailed(_explain(kind, number))
+        case "in clear":
+            return AuthenticationFailed(_explain(kind, number))
+        case "no TLS" if _refuses_certificate(number):
+            return AuthenticationFailed(f"the client's certificate was refused: {_reason_of_tls(number)}")
+        case "read-only":
+            return ReadOnly("its session has the slab for reading only; the connection's first such try is noted")
+        case _:
+            return None
+
+
 def _explain(kind: str, number: int) -> str:
     """Return what an event of the reactor means, in a sentence for the log."""
     match kind:
         case "garbage":
             began = number.to_bytes(2, "little")
             return f"what came begins with {began!r}: no client of farpool's data port, {_likely_client(began)}"
-        case "cut short":
-            return f"the client left after {number} bytes of its hello"
-        case "out of turn":
-            return f"request {number} is unknown, comes before the hello or after it, or has too many parts"
         case "refused" if number != VERSION:
             return f"the client speaks version {number} of the data protocol, this server {VERSION}"
         case "refused":
             return "the session and secret of its hello are not of a session that is open"
         case "no TLS":
             return f"the TLS handshake failed: {_reason_of_tls(number)}"
-        case "connection limit":
-            return f"{number} data connections are open, which is the limit"
-        case "crowd":
-            return f"it has not said hello, and {number} newer ones wait as well"
-        case "out of file descriptors":
-            return f"none is left with {number} data connections open; raise RLIMIT_NOFILE"
         case _:
-            return PLAIN_REASONS.get(kind, f"number {number}")
+            return REASONS.get(kind, "number {}").format(number)
 
 
 def _reason_of_tls(number: int) -> str:
     from farpool.native.tls import reason_of_failure  # noqa: PLC0415  there is one only where TLS was built
 
     return reason_of_failure(number)
+
+
+def _refuses_certificate(number: int) -> bool:
+    from farpool.native.tls import refuses_certificate  # noqa: PLC0415  as above
+
+    return refuses_certificate(number)
 
 
 def _likely_client(began: bytes) -> str:

@@ -1,0 +1,1 @@
+"""Nothing here for Python: ``tcp_admission.pxd`` declares what the connection cimports."""
