@@ -17,7 +17,6 @@ from typing import Any, Final, Self, TypeVar, TypeVarTuple, Unpack
 
 from farpool.client import freeing, grants
 from farpool.client.aio_draft import Draft, Reserving
-from farpool.client.aio_threads import in_own_thread, in_thread, keep
 from farpool.client.aio_versions import AwaitableVersions
 from farpool.client.attachment import Attachment
 from farpool.client.deadlines import deadline_after
@@ -35,14 +34,12 @@ from farpool.protocol.grant_messages import GrantInfo
 from farpool.protocol.messages import Quarantined, ServerStat, SlabInfo
 from farpool.protocol.units import Lease
 from farpool.transports.contract import AwaitableRegion, Region
+from farpool.transports.threads import MOST_THREADS, in_own_thread, in_thread, keep
 
 __all__ = ["Connecting", "Draft", "Pool", "Slab", "connect"]
 
 Arguments = TypeVarTuple("Arguments")
 T = TypeVar("T")
-
-THREADS: Final = 32
-"""Control operations of one pool that may wait at once; more of them queue, until their deadline at most."""
 
 WAITS: Final = 64
 """Waits for words that have a thread at once; with more of them they take turns of a second."""
@@ -77,7 +74,7 @@ class Connecting(Opening["Pool"]):
 
     async def _open(self) -> Pool:
         deadline = deadline_after(self._arguments[2], DEFAULT_TIMEOUT)
-        threads = ThreadPoolExecutor(THREADS, thread_name_prefix="farpool-aio")
+        threads = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="farpool-aio")
         try:
             return Pool(*await in_thread(threads, deadline, _close_opened, open_session, *self._arguments), threads)
         except BaseException:

@@ -11,11 +11,11 @@ from time import monotonic, sleep
 from typing import Final, Protocol, cast
 
 from farpool.client.attachment import Attachment
-from farpool.client.deadlines import not_sent
 from farpool.client.versions import Versions
 from farpool.protocol.errors import DeadlineExceeded, FarpoolError, InvalidArgument, StaleSlab
 from farpool.protocol.message_base import Done
 from farpool.protocol.waiting_messages import LONGEST_WAIT, Notify, Wait, Watch, Word
+from farpool.transports.threads import not_sent
 
 __all__ = ["Waiter", "notify"]
 

@@ -10,7 +10,6 @@ import resource
 import shutil
 import signal
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import structlog
@@ -33,6 +32,7 @@ from farpool.server.handover import Handover
 from farpool.server.lifecycle import Lifecycle
 from farpool.server.listeners import UnixListener, bind_tcp, refuse_exposure
 from farpool.server.live_settings import LiveSettings
+from farpool.server.long_work import threads_for_long_work
 from farpool.server.memory_watch import MemoryWatch
 from farpool.server.notify import notify, notify_reloading
 from farpool.server.peers import ProcessWatch
@@ -47,9 +47,6 @@ from farpool.transports.contract import ServerContext
 __all__ = ["Embedding", "serve"]
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("farpool.server")
-
-EXECUTOR_THREADS: Final = 2
-"""Threads that make and remove long slabs."""
 
 IDLE_SECONDS: Final = 0.5
 """A drain ends when nothing was asked for so long."""
@@ -165,7 +162,7 @@ class Server:
         log.info("arena ready", arena=arena.path, epoch=epoch, **dataclasses.asdict(restored))
 
     def _make_life(self, arena: Arena, catalog: Catalog, generations: Generations, planes: DataPlanes) -> Lifecycle:
-        executor = ThreadPoolExecutor(EXECUTOR_THREADS, thread_name_prefix="farpool-pages")
+        executor = threads_for_long_work()
         self._undo.callback(executor.shutdown)
         deadlines = Deadlines(boot_clock, self._loop.call_later, self._stalled)
         self._undo.callback(deadlines.close)

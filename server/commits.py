@@ -20,7 +20,7 @@ from farpool.server.catalog import Change
 from farpool.server.lifecycle import REPLACED, REVOKED, Lifecycle
 from farpool.server.long_work import LONG_BYTES
 from farpool.server.sessions import Session
-from farpool.server.slab_bytes import copier, summer
+from farpool.server.slab_bytes import Copier, summer
 from farpool.server.slabs import Checksums, Slab
 
 __all__ = ["Commits"]
@@ -83,8 +83,8 @@ class Commits:
         life = self._life
         with life.making.or_abandon(draft):
             self._check_base(session, slab, draft, ended)
-            fill = copier(life.arena, slab.memory_id, draft.memory_id, slab.nbytes) if copy else None
-        await life.making.make_long(session, draft, fill)
+            copier = Copier(life.arena, slab.memory_id, draft.memory_id, slab.nbytes) if copy else None
+        await life.making.make_long(session, draft, copier)
         with life.making.or_abandon(draft):
             self._check_base(session, slab, draft, ended)
 
@@ -265,8 +265,8 @@ class Commits:
     async def _fill(self, slab: Slab, draft: Slab) -> None:
         life = self._life
         with life.making.or_abandon(draft):
-            fill = copier(life.arena, slab.memory_id, draft.memory_id, slab.nbytes)
-        await life.making.work_on(None, draft, fill)
+            copier = Copier(life.arena, slab.memory_id, draft.memory_id, slab.nbytes)
+        await life.making.work_on(None, draft, copier.copy)
         with life.making.or_abandon(draft):
             self._check_base(None, slab, draft, "meanwhile")
 

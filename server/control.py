@@ -283,7 +283,7 @@ class Connection(asyncio.Protocol):
         except FarpoolError as error:
             self._fail(request_id, error, request)
         except Exception as error:  # noqa: BLE001  one request's bug must not take the loop down
-            self._fail(request_id, self._internal(error), request)
+            self._confess(request_id, error, request)
 
     def _answer(self, request_id: int, request: Request) -> Reply | Awaitable[Reply] | None:
         service = self._plane.service
@@ -363,7 +363,7 @@ class Connection(asyncio.Protocol):
             except FarpoolError as error:
                 self._fail(request_id, error, request)
             except Exception as error:  # noqa: BLE001  as in _take
-                self._fail(request_id, self._internal(error), request)
+                self._confess(request_id, error, request)
 
         task = self._plane.loop.create_task(finish())
         self._working.add(task)
@@ -388,9 +388,14 @@ class Connection(asyncio.Protocol):
         if request_id:
             self.send(encode_error(request_id, error))
 
-    def _internal(self, error: Exception) -> FarpoolError:
-        log.error("request failed", peer=str(self.peer), exc_info=error)
-        return FarpoolError(f"the server failed to answer ({type(error).__name__}: {error}); its log has more")
+    def _confess(self, request_id: int, error: Exception, request: Request | None) -> None:
+        """Say that a request failed by a fault of ours; without memory for words, by the end of the connection."""
+        try:
+            log.error("request failed", peer=str(self.peer), exc_info=error)
+            self._fail(request_id, _internal(error), request)
+        except MemoryError:
+            if self._transport is not None:
+                self._transport.abort()
 
     # Ends ---------------------------------------------------------------------------------------------
 
@@ -417,3 +422,9 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _internal(error: Exception) -> FarpoolError:
+    if isinstance(error, MemoryError):
+        return FarpoolError("the server's process has no memory left; give it more: ulimit -v, MemoryMax=")
+    return FarpoolError(f"the server failed to answer ({type(error).__name__}: {error}); its log has more")

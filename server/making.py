@@ -18,6 +18,7 @@ from farpool.server.generations import Generations
 from farpool.server.long_work import LongWork
 from farpool.server.quotas import NO_QUOTA, Quota
 from farpool.server.sessions import Session
+from farpool.server.slab_bytes import Copier
 from farpool.server.slabs import Slab, SlabTable
 
 __all__ = ["Making"]
@@ -88,14 +89,14 @@ class Making:
         with self.or_abandon(slab):
             self._arena.create(slab.memory_id, slab.nbytes)
 
-    async def make_long(self, session: Session | None, slab: Slab, fill: Callable[[], None] | None = None) -> None:
-        """Do the same in a thread, and then *fill*.
+    async def make_long(self, session: Session | None, slab: Slab, copier: Copier | None = None) -> None:
+        """Do the same in a thread, and then copy.
 
         Raises:
             PermissionDenied: the session has ended meanwhile.
             FarpoolError: what the slab was called off with meanwhile.
         """
-        await self.work_on(session, slab, partial(_make, self._arena, slab.memory_id, slab.nbytes, fill))
+        await self.work_on(session, slab, partial(_make, self._arena, slab.memory_id, slab.nbytes, copier))
 
     async def work_on(self, session: Session | None, slab: Slab, work: Callable[[], None]) -> None:
         """Do in a thread what a slab needs that does not live yet; abandon it, and raise, as :meth:`make_long` does."""
@@ -140,7 +141,12 @@ class Making:
         self._slabs.abandon(slab)
 
 
-def _make(arena: Arena, memory_id: int, nbytes: int, fill: Callable[[], None] | None) -> None:
-    arena.create(memory_id, nbytes)
-    if fill is not None:
-        fill()
+def _make(arena: Arena, memory_id: int, nbytes: int, copier: Copier | None) -> None:
+    try:
+        arena.create(memory_id, nbytes)
+    except BaseException:
+        if copier is not None:
+            copier.close()
+        raise
+    if copier is not None:
+        copier.copy()

@@ -7,7 +7,6 @@ each a moment after the one before, and the first that answers is taken (RFC 830
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import selectors
@@ -15,7 +14,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from types import TracebackType
@@ -23,7 +22,7 @@ from typing import Any, Final, Self
 
 from farpool.protocol.errors import DeadlineExceeded, InvalidArgument, TransportUnavailable
 
-__all__ = ["reach", "reach_awaited"]
+__all__ = ["reach"]
 
 Found = tuple[int, int, int, str, Any]
 """What ``getaddrinfo`` says of one address: family, type, protocol, a name, and what ``connect`` takes."""
@@ -64,17 +63,6 @@ def reach(host: str, port: int, deadline: float, label: str) -> socket.socket:
     raise attempts.refusal(host)
 
 
-async def reach_awaited(host: str, port: int, deadline: float, label: str) -> socket.socket:
-    """Do the same in a thread of its own, which closes what it opens for a caller that was cancelled."""
-    opening: Future[socket.socket] = Future()
-    _start_thread(opening, reach, host, port, deadline, label)
-    try:
-        return await asyncio.wrap_future(opening)
-    except asyncio.CancelledError:
-        opening.add_done_callback(_close_opened)
-        raise
-
-
 # Names ----------------------------------------------------------------------------------------------------------
 
 
@@ -88,11 +76,7 @@ def _addresses_of(host: str, port: int, deadline: float) -> Sequence[Found]:
     mine: Future[Sequence[Found]] = Future()
     lookup = _lookups.setdefault((host, port), mine)
     if lookup is mine:
-        try:
-            _start_thread(mine, _look_up, host, port)
-        except BaseException:
-            _lookups.pop((host, port), None)
-            raise
+        _start_lookup(mine, host, port)
     try:
         return lookup.result(_left(deadline))
     except TimeoutError:
@@ -102,11 +86,26 @@ def _addresses_of(host: str, port: int, deadline: float) -> Sequence[Found]:
         ) from None
 
 
-def _look_up(host: str, port: int) -> Sequence[Found]:
+def _start_lookup(lookup: Future[Sequence[Found]], host: str, port: int) -> None:
+    """Look a name up in a thread that keeps no process alive."""
+
+    def run() -> None:
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except BaseException as error:  # noqa: BLE001  whoever waits raises it
+            lookup.set_exception(error)
+        else:
+            lookup.set_result(found)
+        finally:
+            _lookups.pop((host, port), None)
+
     try:
-        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    finally:
+        threading.Thread(target=run, name="farpool-lookup", daemon=True).start()
+    except BaseException as error:
         _lookups.pop((host, port), None)
+        if isinstance(error, RuntimeError):
+            raise TransportUnavailable(f"no thread can look {host} up ({error}); see ulimit -u") from error
+        raise
 
 
 # Addresses ------------------------------------------------------------------------------------------------------
@@ -183,30 +182,6 @@ class _Attempts:
 def _socket_of(key: selectors.SelectorKey) -> socket.socket:
     assert isinstance(key.fileobj, socket.socket)
     return key.fileobj
-
-
-# Threads --------------------------------------------------------------------------------------------------------
-
-
-def _start_thread(result: Future[Any], function: Callable[..., Any], *arguments: object) -> None:
-    """Run *function* in a thread that keeps no process alive."""
-
-    def run() -> None:
-        if result.set_running_or_notify_cancel():
-            try:
-                result.set_result(function(*arguments))
-            except BaseException as error:  # noqa: BLE001  the caller raises it
-                result.set_exception(error)
-
-    try:
-        threading.Thread(target=run, name="farpool-reach", daemon=True).start()
-    except RuntimeError as error:
-        raise TransportUnavailable(f"no thread can be started to reach the server ({error}); see ulimit -u") from error
-
-
-def _close_opened(opening: Future[socket.socket]) -> None:
-    if not opening.cancelled() and opening.exception() is None:
-        opening.result().close()
 
 
 def _left(deadline: float) -> float:

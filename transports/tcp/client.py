@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from farpool.native.tcp_peer import TcpPeer
@@ -14,6 +15,7 @@ from farpool.protocol.messages import Offer
 from farpool.transports.contract import AwaitableRegion, Probe, Region, Ticket
 from farpool.transports.reaching import reach
 from farpool.transports.tcp.awaitable import AwaitableConnection, AwaitableTcpRegion
+from farpool.transports.threads import MOST_THREADS
 
 if TYPE_CHECKING:
     from farpool.native.tls import TlsClient
@@ -32,6 +34,7 @@ class TcpClient:
     def __init__(self, tls: TlsClient | None = None) -> None:
         self._tls = tls
         self._peer = TcpPeer(reach, tls=tls)
+        self._threads = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="farpool-tcp")
         self._loops: dict[asyncio.AbstractEventLoop, AwaitableConnection] = {}
 
     def probe(self, offer: Offer, seconds: float) -> Probe:
@@ -84,7 +87,7 @@ class TcpClient:
         connection = self._loops.get(loop)
         if connection is None:
             self._close_ended()
-            connection = self._loops[loop] = AwaitableConnection(self._peer)
+            connection = self._loops[loop] = AwaitableConnection(self._peer, self._threads)
         return AwaitableTcpRegion(region, connection, ticket.timeout)
 
     def _close_ended(self) -> None:
@@ -99,3 +102,4 @@ class TcpClient:
         for connection in list(self._loops.values()):
             connection.close()
         self._loops.clear()
+        self._threads.shutdown(wait=False)
