@@ -12,13 +12,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec.structs import replace
 
+from farpool.client.backoff import Backoff
 from farpool.client.connection import Connection, Late
 from farpool.client.credentials import ANONYMOUS, Credentials
 from farpool.client.deadlines import seconds_left
@@ -61,13 +61,9 @@ from farpool.protocol.messages import (
 if TYPE_CHECKING:
     from farpool.native.tls import TlsClient
 
-__all__ = ["GOODBYE_SECONDS", "Backoff", "Session", "outcome_unknown"]
+__all__ = ["GOODBYE_SECONDS", "Session", "outcome_unknown"]
 
 R = TypeVar("R", bound=Reply)
-
-FIRST_PAUSE: Final = 0.010
-LONGEST_PAUSE: Final = 0.250
-"""Seconds between attempts to reach a server that is gone; each pause is twice the one before."""
 
 GOODBYE_SECONDS: Final = 1.0
 """How long the end of a session waits for the server to confirm it."""
@@ -77,23 +73,6 @@ LEAST_SECONDS: Final = 0.1
 
 MAX_MAPPED: Final = 3000
 """Slabs that one Goodbye can name: at most 19 bytes each, in a request of 64 KiB."""
-
-
-@dataclass(slots=True)
-class Backoff:
-    """Pauses that grow from 10 ms to 250 ms, and never pass the deadline."""
-
-    deadline: float
-    pause: float = FIRST_PAUSE
-
-    def wait(self) -> bool:
-        """Sleep for the next pause; return False at once if the deadline has passed."""
-        left = seconds_left(self.deadline)
-        if not left:
-            return False
-        time.sleep(min(self.pause, left))
-        self.pause = min(self.pause * 2, LONGEST_PAUSE)
-        return True
 
 
 class Session:

@@ -228,8 +228,7 @@ class ClientContext:
     negotiate: Callable[[Mapping[str, Any], float], Mapping[str, Any]] = _nobody_answers
     """``negotiate(params, seconds)`` sends *params* to the server half over the control plane; returns its answer."""
     connected: Callable[[], bool] = lambda: True
-    """Whether the control plane's connection is up: one system call. A data plane that cannot see for itself that the
-    server has gone asks before it uses a connection that rested."""
+    """Whether the control connection is up: one system call. Who cannot see otherwise that the server has gone asks."""
     tls: TlsClient | None = None
     """What the control connection is encrypted with, and data connections must be; None in clear."""
 
@@ -245,8 +244,7 @@ class Ticket:
     params: Mapping[str, Any]
     """What ``publish`` has returned, and as ``epoch`` the count of the server's start in which it holds."""
     renew: Callable[[float], Mapping[str, Any]]
-    """``renew(seconds)`` attaches again through the control plane, reconnecting it if it must, and returns new
-    ``params``. Raises ``StaleSlab`` if the slab is gone, ``ServerLost`` or ``DeadlineExceeded``."""
+    """``renew(seconds)`` attaches again, reconnecting if it must; returns new ``params``, or raises why it cannot."""
     timeout: float = 10.0
     """Default deadline of an operation in seconds."""
     atomics: str = "cpu"
@@ -258,12 +256,11 @@ class Ticket:
 class Region(Protocol):
     """One attached slab as one transport reaches it. Thread-safe.
 
-    Offsets and lengths are bytes within the slab. ``timeout`` is seconds; None takes the ticket's, and what is
-    no number over 0 raises ``InvalidArgument`` on every transport, whether it waits for anyone or not. Every method
-    raises ``StaleSlab`` if the slab was freed, revoked or has expired (or the region is closed), ``ServerLost`` and
-    ``DeadlineExceeded``; ranges past the end raise ``OutOfBounds`` and move no byte; writes and atomics on a read-only
-    grant raise ``ReadOnly``. Buffers must be C-contiguous, else ``ValueError``; ``read_into`` needs writable ones,
-    else ``TypeError``.
+    Offsets and lengths are bytes within the slab. ``timeout`` is seconds; None is the ticket's, and what is no number
+    over 0 raises ``InvalidArgument``, even where nobody is waited for. Every method raises ``StaleSlab`` if the slab
+    was freed, revoked or has expired (or the region is closed), ``ServerLost`` and ``DeadlineExceeded``; ranges past
+    the end raise ``OutOfBounds``, with no byte moved; writes and atomics on a read-only grant raise ``ReadOnly``.
+    Buffers are C-contiguous, else ``ValueError``, and writable for ``read_into``, else ``TypeError``.
     """
 
     @property
@@ -318,7 +315,7 @@ class Region(Protocol):
     def view(self, offset: int = 0, nbytes: int | None = None) -> memoryview:
         """Return the slab's own memory, read-only on a read-only grant; ``NotMappable`` but on cxl.
 
-        The view keeps the region alive. A region that has views has ``retire()`` too, which leaves it to them alone.
+        The view keeps the region alive; ``retire()``, which such a region has too, leaves it to its views alone.
         """
         ...
 
