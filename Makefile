@@ -93,7 +93,7 @@ sanitize: $(MADE)/test
 	$(call say,building with sanitizers (minutes the first time) and replaying)
 	@.ci/sanitize $(ARGS)
 
-# Known vulnerabilities of what is installed. Fails where pypi.org cannot be asked, and so is no part of `make check`.
+# Known vulnerabilities of what is installed; .ci/audit passes over it where their database cannot be asked.
 audit: $(MADE)/audit
 	@$(BIN)/python -m pip freeze -q --exclude-editable --disable-pip-version-check >$(MADE)/audit.txt
 	@$(MADE)/audit-venv/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off -r $(MADE)/audit.txt $(ARGS)

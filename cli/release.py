@@ -48,8 +48,9 @@ def release(
 
 
 def describe_quarantined(held: Quarantined) -> str:
-    """Return in words what a host holds."""
-    return f"{held.host} holds {_what(held)} in {_count(held.sessions, 'ended session')}"
+    """Return in words what a host holds, or what all do."""
+    what = f"{_what(held)} in {_count(held.sessions, 'ended session')}"
+    return f"{held.host} holds {what}" if held.host else what
 
 
 def _what(entry: Quarantined) -> str:

@@ -17,7 +17,8 @@ def server(subject: Subject) -> Iterator[Finding]:
     try:
         with farpool.connect(subject.url, timeout=subject.timeout) as pool:
             stat = pool.stat()
-            yield Finding("server", "ok", f"{stat.server} at {pool.url}, pid {stat.pid}, {stat.state}")
+            process = f"pid {stat.pid}, " if stat.pid else ""
+            yield Finding("server", "ok", f"{stat.server} at {pool.url}, {process}{stat.state}")
     except TransportUnavailable as error:
         yield Finding("server", "fail", error.message)
     except ServerLost as error:

@@ -97,9 +97,11 @@ def _ask_until(url: str | None, tenant: str | None, timeout: float, deadline: fl
 
 def _summary(stat: ServerStat) -> Table:
     table = fields_table()
-    table.add_row("server", f"{stat.server}, pid {stat.pid}, {stat.state} for {_duration(stat.uptime)}")
+    process = f"pid {stat.pid}, " if stat.pid else ""  # administrators alone are told of it, and of the arena
+    starts = f"started {stat.epoch} time{'' if stat.epoch == 1 else 's'}"
+    table.add_row("server", f"{stat.server}, {process}{stat.state} for {_duration(stat.uptime)}")
     table.add_row("address", "\n".join(stat.addresses))
-    table.add_row("arena", f"{stat.arena}, started {stat.epoch} time{'' if stat.epoch == 1 else 's'}")
+    table.add_row("arena", f"{stat.arena}, {starts}" if stat.arena else starts)
     table.add_row("capacity", format_bytes(stat.capacity))
     share = stat.allocated / max(1, stat.capacity)
     used = f"{format_bytes(stat.allocated)} ({share:.0%}) in {stat.slabs} slab{'' if stat.slabs == 1 else 's'}"

@@ -17,7 +17,6 @@ from typing import Any, Final, Self, TypeVar, TypeVarTuple, Unpack
 
 from farpool.client import freeing, grants
 from farpool.client.aio_draft import Draft, Reserving
-from farpool.client.aio_threads import in_own_thread, in_thread, keep
 from farpool.client.aio_versions import AwaitableVersions
 from farpool.client.attachment import Attachment
 from farpool.client.deadlines import deadline_after
@@ -35,14 +34,12 @@ from farpool.protocol.grant_messages import GrantInfo
 from farpool.protocol.messages import Quarantined, ServerStat, SlabInfo
 from farpool.protocol.units import Lease
 from farpool.transports.contract import AwaitableRegion, Region
+from farpool.transports.threads import MOST_THREADS, in_own_thread, in_thread, keep
 
 __all__ = ["Connecting", "Draft", "Pool", "Slab", "connect"]
 
 Arguments = TypeVarTuple("Arguments")
 T = TypeVar("T")
-
-THREADS: Final = 32
-"""Control operations of one pool that may wait at once; more of them queue, until their deadline at most."""
 
 WAITS: Final = 64
 """Waits for words that have a thread at once; with more of them they take turns of a second."""
@@ -77,7 +74,7 @@ class Connecting(Opening["Pool"]):
 
     async def _open(self) -> Pool:
         deadline = deadline_after(self._arguments[2], DEFAULT_TIMEOUT)
-        threads = ThreadPoolExecutor(THREADS, thread_name_prefix="farpool-aio")
+        threads = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="farpool-aio")
         try:
             return Pool(*await in_thread(threads, deadline, _close_opened, open_session, *self._arguments), threads)
         except BaseException:
@@ -129,7 +126,7 @@ class Pool(PoolHandle):
         timeout: float | None = None,
     ) -> Slab:
         """Attach a slab that exists; see :meth:`farpool.Pool.open`."""
-        opened = await self._run(self._deadline(timeout), _close, self._open, slab, mode, exclusive, tenant)
+        opened = await self._run(self._deadline(timeout), _undo, self._open, slab, mode, exclusive, tenant)
         return Slab(self, opened)
 
     def reserve(
@@ -232,9 +229,9 @@ class Pool(PoolHandle):
             if value is not None:
                 return value
 
-    async def notify(self, attachment: Attachment, offset: int, timeout: float | None) -> None:
+    async def notify(self, slab: Slab, offset: int, timeout: float | None) -> None:
         """Let whoever waits for a word look at it now."""
-        await self._run(self._deadline(timeout), keep, notify, attachment, offset)
+        await self._run(self._deadline(timeout), keep, notify, slab.attachment, slab.versions, offset)
 
     async def renew(self, versions: Versions, seen: Attachment, error: StaleSlab, deadline: float) -> Attachment:
         """Attach what has replaced the memory of a slab, in a thread."""
@@ -309,7 +306,7 @@ class Slab(SlabHandle):
 
     async def notify(self, offset: int, timeout: float | None = None) -> None:
         """Let whoever waits for a word look at it now; see :meth:`farpool.Slab.notify`."""
-        await self._pool.notify(self.attachment, offset, timeout)
+        await self._pool.notify(self, offset, timeout)
 
     def _region(self) -> Region:
         self.versions.current = self._attachment
@@ -361,8 +358,8 @@ class Slab(SlabHandle):
             await self.close()
 
 
-def _close(attachment: Attachment) -> None:
-    attachment.close()
+def _undo(attachment: Attachment) -> None:
+    attachment.undo()
 
 
 def _abandon(attachment: Attachment) -> None:

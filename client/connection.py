@@ -20,6 +20,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from farpool.client.deadlines import seconds_left
+from farpool.client.parting import Parting
 from farpool.protocol import messages
 from farpool.protocol.errors import DeadlineExceeded, FarpoolError, ProtocolError, ServerLost, from_wire
 from farpool.protocol.framing import decode_payload
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["Call", "Connection"]
 
 R = TypeVar("R", bound=Reply)
-Late = Callable[[Reply], None]
-"""What to do with the reply of a call whose caller has given up. Must not block."""
+Late = Callable[[Reply, int], None]
+"""What to do with the reply of a call whose caller has given up, in that session of the client's. Must not block."""
 
 GLANCE_SECONDS: Final = 0.001
 """How long the socket is looked at when the deadline has passed: a reply that has come beats it."""
@@ -61,13 +62,16 @@ class Call:
 class Connection:
     """A connected :class:`ControlChannel` and the calls that are out on it. Thread-safe.
 
-    *parting* is the session's queue of frames that ask for no reply: they leave before the next request.
+    *parting* is the client's queue of frames that ask for no reply: they leave before the next request.
     """
+
+    serial = 0
+    """Which of the client's sessions it is of, counted from 1; 0 until that is known, and nothing parts before."""
 
     def __init__(
         self,
         channel: ControlChannel,
-        parting: deque[bytes],
+        parting: Parting,
         on_event: Callable[[str, dict[str, Any]], None],
     ) -> None:
         self.channel = channel
@@ -76,12 +80,13 @@ class Connection:
         self._on_event = on_event
         self._ids = count(1)
         self._lock = threading.RLock()  # re-entrant: a signal handler may come here while its thread has it
-        self._sending = threading.RLock()
         self._calls: dict[int, Call] = {}
         self._followers: dict[int, Call] = {}
         self._reader: Call | None = None
         self._failure = ""
         self._farewell = ""
+        self.on_end: Callable[[], None] = _nothing
+        """Called when the connection has failed, by whoever noticed; must not block."""
 
     @property
     def usable(self) -> bool:
@@ -126,26 +131,26 @@ class Connection:
 
     def _send(self, frame: bytes, deadline: float, call: Call | None = None) -> None:
         try:
-            if not self._sending.acquire(timeout=seconds_left(deadline)):
+            if not self._parting.sending.acquire(timeout=seconds_left(deadline)):
                 raise DeadlineExceeded("the server reads nothing: earlier requests are still waiting to be sent")
             self._send_after_parting(frame, deadline, call)
         finally:
             try:  # noqa: SIM105  a call in between would be a gap for Ctrl-C
-                self._sending.release()
+                self._parting.sending.release()
             except RuntimeError:
                 pass  # it was never taken
 
     def _send_after_parting(self, frame: bytes, deadline: float, call: Call | None) -> None:
-        parted = [self._parting.popleft() for _ in range(len(self._parting))]
+        parted = self._parting.take(self.serial) if self.serial else []
         if parted:
-            frame = b"".join([*parted, frame])
+            frame = b"".join([*(words for _, words in parted), frame])
         try:
             if call is not None:
                 call.sent = True
             self.channel.send(frame, deadline)
         except BaseException as error:
             if self.channel.broken or isinstance(error, DeadlineExceeded):  # they did not leave, or not whole
-                self._parting.extendleft(reversed(parted))
+                self._parting.put_back(parted)
             raise
 
     # Waiting ------------------------------------------------------------------------------------------------
@@ -266,7 +271,7 @@ class Connection:
         with self._lock:
             call.reply, call.error, call.done = reply, error, True
             if call.abandoned:
-                _give_to_late(call)
+                self._give_to_late(call)
             self._open_gate(call)
             self._calls.pop(call_id, None)
 
@@ -275,9 +280,14 @@ class Connection:
         with self._lock:
             call.abandoned = True
             if call.done:
-                _give_to_late(call)
+                self._give_to_late(call)
             elif call.late is None or not call.sent:
                 self._calls.pop(call.id, None)
+
+    def _give_to_late(self, call: Call) -> None:
+        if call.late is not None and call.reply is not None:
+            call.late(call.reply, self.serial)
+            call.late = None
 
     def _open_gate(self, call: Call) -> None:
         """Let a follower go on; the lock is held."""
@@ -298,12 +308,12 @@ class Connection:
                 self._open_gate(call)
             self._calls.clear()
         self.channel.close()
+        on_end, self.on_end = self.on_end, _nothing
+        on_end()
 
 
-def _give_to_late(call: Call) -> None:
-    if call.late is not None and call.reply is not None:
-        call.late(call.reply)
-        call.late = None
+def _nothing() -> None:
+    """Take the end of a connection that is nobody's."""
 
 
 def _as_map(value: object) -> dict[str, Any]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import suppress
 from time import monotonic
 
-from farpool.protocol.errors import DeadlineExceeded, InvalidArgument
+from farpool.protocol.errors import InvalidArgument
 from farpool.protocol.units import shown
 
-__all__ = ["MAX_TIMEOUT", "deadline_after", "not_sent", "parse_timeout", "seconds_left"]
+__all__ = ["MAX_TIMEOUT", "deadline_after", "parse_timeout", "seconds_left"]
 
 MAX_TIMEOUT = 366 * 86400.0
 """Longest timeout in seconds; above it a lock's own limit comes near. A longer one is cut to it."""
@@ -30,8 +30,3 @@ def deadline_after(timeout: float | None, default: float) -> float:
 def seconds_left(deadline: float) -> float:
     """Return the seconds until *deadline*, 0 if it has passed."""
     return max(deadline - monotonic(), 0.0)
-
-
-def not_sent() -> DeadlineExceeded:
-    """Return what to say of a call whose deadline passed before a thread was free for it."""
-    return DeadlineExceeded("too many calls of this pool wait for its server; this one was not sent")

@@ -12,6 +12,7 @@ from typing import Final
 from farpool.client.deadlines import seconds_left
 from farpool.protocol.addresses import DEFAULT_PORT, Address, default_socket_path, parse_address
 from farpool.protocol.errors import DeadlineExceeded, PermissionDenied
+from farpool.transports.reaching import reach
 
 __all__ = ["dial", "find_address"]
 
@@ -55,17 +56,12 @@ def dial(address: Address, deadline: float) -> int:
     try:
         if address.path:
             return _dial_unix(address.path, deadline)
-        with socket.create_connection((address.host, address.port), max(seconds_left(deadline), 0.001)) as peer:
-            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            peer.settimeout(None)
-            return peer.detach()
+        return reach(address.host, address.port, deadline, str(address)).detach()
     except PermissionError as error:
         raise PermissionDenied(
             f"this user (uid {os.getuid()}) may not open {address}: {error.strerror}; "
             "run as the server's user, or let the server widen its socket mode"
         ) from error
-    except TimeoutError as error:
-        raise DeadlineExceeded(f"{address} has not answered in time; is the host up, and the port open?") from error
 
 
 def _dial_unix(path: str, deadline: float) -> int:
@@ -76,7 +72,10 @@ def _dial_unix(path: str, deadline: float) -> int:
                 peer.connect(path)
             except BlockingIOError:  # its queue of connections is full
                 if not seconds_left(deadline):
-                    raise TimeoutError from None
+                    raise DeadlineExceeded(
+                        f"unix://{path} has not answered in time: its queue of connections stayed full; is the server "
+                        "stopped, or overloaded? else raise timeout="
+                    ) from None
                 time.sleep(min(BUSY_PAUSE, seconds_left(deadline)))
             else:
                 peer.settimeout(None)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from farpool.client.attachment import Attachment, Attachments
 from farpool.client.pipeline import Pipeline
+from farpool.client.succession import Bond
 from farpool.protocol.errors import FarpoolError, PermissionDenied, ReadOnly, RegionInUse
 from farpool.protocol.messages import Done, Free
 
@@ -23,33 +24,38 @@ def free(attachment: Attachment, deadline: float) -> None:
     owner = attachment.owner
     owner.session.check()
     request = _let_go(attachment)
-    owner.sweep()
+    owner.holdings.sweep()
     try:
-        owner.session.call(request, Done, deadline)
+        attachment.call(request, Done, deadline)
     except BaseException:
         if request.detached:  # it may not have arrived
-            owner.part_detach(attachment.key)
+            owner.holdings.part_detach(attachment.key, attachment.bond.serial)
         raise
-    owner.revoke_all(attachment.info.id)
+    owner.holdings.revoke_all(attachment.info.id)
 
 
 def free_many(owner: Attachments, attachments: Sequence[Attachment], deadline: float) -> None:
     """Free many slabs with pipelined requests; the first error is raised once all were tried."""
     owner.session.check()
-    owner.sweep()
+    owner.holdings.sweep()
     errors: list[FarpoolError] = []
     requests: list[Free] = []
+    bonds: list[Bond] = []
     for attachment in attachments:
         try:
             requests.append(_let_go(attachment))
+            bonds.append(attachment.bond)
         except (PermissionDenied, ReadOnly, RegionInUse) as error:
             errors.append(error)
-    replies = Pipeline(owner.session, requests, Done, deadline).run()
-    for request, reply in zip(requests, replies, strict=True):
-        if request.detached and isinstance(reply, FarpoolError):
-            owner.part_detach((request.id, request.memory))
-        owner.revoke_all(request.id)
-    errors += [reply for reply in replies if isinstance(reply, FarpoolError)]
+    outcomes = Pipeline(owner.session, requests, Done, deadline, bonds=bonds).run()
+    for request, bond, outcome in zip(requests, bonds, outcomes, strict=True):
+        if isinstance(outcome, FarpoolError):
+            errors.append(outcome)
+            if request.detached:
+                owner.holdings.part_detach((request.id, request.memory), bond.serial)
+            if outcome.details.get("session_ended"):
+                continue  # nothing was sent: what has the slab now is not this one's
+        owner.holdings.revoke_all(request.id)
     if errors:
         raise errors[0]
 

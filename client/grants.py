@@ -22,16 +22,16 @@ def grant(attachment: Attachment, tenant: str, mode: str, expires: float | None,
         mode=parse_mode(mode),
         expires=None if expires is None else float(parse_lease(expires)),
     )
-    attachment.session.call(request, Done, deadline)
+    attachment.call(request, Done, deadline)
 
 
 def revoke(attachment: Attachment, tenant: str, deadline: float) -> None:
     """Take the slab from another tenant."""
     slab_id, generation = attachment.info.id, attachment.info.generation
-    attachment.session.call(Revoke(id=slab_id, generation=generation, tenant=validate_tenant(tenant)), Done, deadline)
+    attachment.call(Revoke(id=slab_id, generation=generation, tenant=validate_tenant(tenant)), Done, deadline)
 
 
 def list_grants(attachment: Attachment, deadline: float) -> Sequence[GrantInfo]:
     """Return who else may attach the slab."""
     slab_id, generation = attachment.info.id, attachment.info.generation
-    return attachment.session.call(Grants(id=slab_id, generation=generation), GrantList, deadline).grants
+    return attachment.call(Grants(id=slab_id, generation=generation), GrantList, deadline).grants

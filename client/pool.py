@@ -160,7 +160,7 @@ class PoolHandle:
         return deadline_after(timeout, self._timeout)
 
     def _stat(self, deadline: float) -> ServerStat:
-        self._attachments.sweep()
+        self._attachments.holdings.sweep()
         return self._session.call(Stat(), ServerStat, deadline)
 
     def _release_host(self, host: str, deadline: float) -> Quarantined:
@@ -188,7 +188,7 @@ class PoolHandle:
         try:
             self._attachments.close()
         finally:  # a transport of somebody else's may fail to close; the session ends all the same
-            self._session.close(patience, self._attachments.mapped())
+            self._session.close(patience, self._attachments.holdings.mapped())
 
 
 class Pool(PoolHandle):
@@ -274,7 +274,7 @@ class Pool(PoolHandle):
     # Looking ------------------------------------------------------------------------------------------------
 
     def stat(self, *, timeout: float | None = None) -> ServerStat:
-        """Return the pool's numbers: bytes, slabs, sessions, transports."""
+        """Return the pool's numbers: bytes, slabs, sessions, transports; a little more to administrators."""
         return self._stat(self._deadline(timeout))
 
     def slabs(self, *, timeout: float | None = None) -> list[SlabInfo]:

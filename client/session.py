@@ -11,21 +11,22 @@ import os
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec.structs import replace
 
+from farpool.client.backoff import Backoff
 from farpool.client.connection import Connection, Late
 from farpool.client.credentials import ANONYMOUS, Credentials
 from farpool.client.deadlines import seconds_left
 from farpool.client.dialing import dial
 from farpool.client.encryption import encrypt
-from farpool.client.keeper import keep, release
+from farpool.client.keeper import keep, look_after, release
+from farpool.client.parting import EVERY_SESSION, Parting
+from farpool.client.succession import Bond, Succession
 from farpool.native.control_channel import ControlChannel
 from farpool.native.fork import fork_count
 from farpool.protocol.addresses import Address, fill_host
@@ -60,13 +61,9 @@ from farpool.protocol.messages import (
 if TYPE_CHECKING:
     from farpool.native.tls import TlsClient
 
-__all__ = ["GOODBYE_SECONDS", "Backoff", "Session", "outcome_unknown"]
+__all__ = ["GOODBYE_SECONDS", "Session", "outcome_unknown"]
 
 R = TypeVar("R", bound=Reply)
-
-FIRST_PAUSE: Final = 0.010
-LONGEST_PAUSE: Final = 0.250
-"""Seconds between attempts to reach a server that is gone; each pause is twice the one before."""
 
 GOODBYE_SECONDS: Final = 1.0
 """How long the end of a session waits for the server to confirm it."""
@@ -76,23 +73,6 @@ LEAST_SECONDS: Final = 0.1
 
 MAX_MAPPED: Final = 3000
 """Slabs that one Goodbye can name: at most 19 bytes each, in a request of 64 KiB."""
-
-
-@dataclass(slots=True)
-class Backoff:
-    """Pauses that grow from 10 ms to 250 ms, and never pass the deadline."""
-
-    deadline: float
-    pause: float = FIRST_PAUSE
-
-    def wait(self) -> bool:
-        """Sleep for the next pause; return False at once if the deadline has passed."""
-        left = seconds_left(self.deadline)
-        if not left:
-            return False
-        time.sleep(min(self.pause, left))
-        self.pause = min(self.pause * 2, LONGEST_PAUSE)
-        return True
 
 
 class Session:
@@ -105,12 +85,15 @@ class Session:
         self.address = address
         self.tls = tls
         self.on_event: Callable[[str, dict[str, Any]], None] = _ignore
+        self.on_new_session: Callable[[], None] = lambda: None
+        """Called when another session has taken the place of one that ended, before anything is asked in it."""
+        self.succession = Succession()
         self._credentials = credentials
         self._welcome: Welcome | None = None
         self._resume: ResumeKey | None = None
         self._connection: Connection | None = None
         self._connecting = threading.RLock()
-        self._parting: deque[bytes] = deque()
+        self._parting = Parting()
         self._closed = False
         self._forks = fork_count()
 
@@ -159,23 +142,45 @@ class Session:
                 f"no pool server answers at {self.address} ({_reason(error)}); start one with: farpool serve"
             ) from error
 
-    def call(self, request: Request, reply_type: type[R], deadline: float, late: Late | None = None) -> R:
-        """Send *request* and return its reply, over as many connections as it takes until *deadline*.
+    def call(
+        self,
+        request: Request,
+        reply_type: type[R],
+        deadline: float,
+        late: Late | None = None,
+        bond: Bond | None = None,
+    ) -> R:
+        """Send *request* and return its reply; see :meth:`ask`."""
+        return self.ask(request, reply_type, deadline, late, bond)[0]
 
-        *late* gets the reply if it comes after the caller has given up.
+    def ask(
+        self,
+        request: Request,
+        reply_type: type[R],
+        deadline: float,
+        late: Late | None = None,
+        bond: Bond | None = None,
+    ) -> tuple[R, int]:
+        """Send *request*, over as many connections as it takes until *deadline*.
+
+        Return its reply, and which of the client's sessions that is of. *late* gets both if the reply comes after the
+        caller has given up.
 
         Raises:
             ServerLost: the server stays away; or the connection broke under an ``Allocate``, whose outcome is
                 unknown.
+            StaleSlab: it was asked for a handle with a *bond* to a session that has ended; nothing was sent.
         """
         retries: Backoff | None = None
         while True:
             connection = self.connection(deadline)
+            if bond is not None:  # here, since a connection is of one session, and so are all replies that come over it
+                self.succession.check(bond, connection.serial)
             sent = False
             try:
                 call = connection.begin(request, deadline, late)
                 sent = True
-                return connection.finish(call, reply_type, deadline)
+                return connection.finish(call, reply_type, deadline), connection.serial
             except ServerLost as lost:
                 if sent and request.once:
                     raise outcome_unknown(lost, request) from lost
@@ -183,14 +188,17 @@ class Session:
             except (SlabNotFound, StaleSlab):
                 if retries is None or not isinstance(request, Free):
                     raise
-                return reply_type()  # the first try freed it
+                return reply_type(), connection.serial  # the first try freed it
             retries = retries or Backoff(deadline)
             if not retries.wait():
                 raise cause
 
-    def part(self, request: Request) -> None:
-        """Queue a request that asks for no reply; it leaves before the next one. Takes no lock."""
-        self._parting.append(encode_request(0, request))
+    def part(self, request: Request, serial: int = EVERY_SESSION) -> None:
+        """Queue a request that asks for no reply; it leaves before the next one. Takes no lock.
+
+        Unless *serial* is 0, it is dropped if the client's session of that number ends before.
+        """
+        self._parting.add(request, serial)
 
     def flush(self) -> None:
         """Send what is queued if the connection is up; never connects, never raises a ``FarpoolError``."""
@@ -238,6 +246,7 @@ class Session:
             except AuthenticationFailed as error:
                 if self._resume is None or error.details.get("certificate"):
                     raise
+                self.succession.note_end(error)
                 self._resume = None  # the old session has ended: open a new one
                 continue
             except OSError as error:
@@ -259,6 +268,10 @@ class Session:
         try:
             welcome = self._say_hello(connection, deadline)
             channel.start_heartbeat(encode_request(0, Heartbeat()), welcome.heartbeat)
+            if self._resume is None:
+                self.succession.begin()
+                self.on_new_session()
+            connection.serial = self.succession.serial
         except BaseException:
             connection.fail("no session was opened")
             raise
@@ -267,9 +280,17 @@ class Session:
         self._connection = connection
         if self._closed:
             connection.fail("the pool was closed")
-        else:
-            keep(self, channel.fileno())
+            return connection
+        connection.on_end = self._look_after
+        keep(self, channel.fileno())
+        if self._closed:
+            release(self)
         return connection
+
+    def _look_after(self) -> None:
+        """Reconnect soon, unless the next call is quicker."""
+        if not self._closed and not self.forked:
+            look_after(self)
 
     def _say_hello(self, connection: Connection, deadline: float) -> Welcome:
         # A session that goes on has a secret of its own.

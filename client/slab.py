@@ -78,7 +78,7 @@ class SlabHandle:
     def __init__(self, pool: object, attachment: Attachment) -> None:
         self._pool = pool
         self._attachment = attachment
-        self.versions = Versions(attachment.owner, attachment.info, attachment.mode)
+        self.versions = Versions(attachment.owner, attachment.info, attachment.mode, attachment.bond)
         self.versions.exclusive = attachment.exclusive
         region = self._region()
         self.flush = region.flush
@@ -97,7 +97,7 @@ class SlabHandle:
     @property
     def exclusive(self) -> bool:
         """Whether this session alone may have the slab attached, by this handle."""
-        return self.versions.exclusive > 0
+        return self.versions.alone
 
     @property
     def id(self) -> int:
@@ -196,7 +196,8 @@ class Slab(SlabHandle):
     A block that an error ends lets that error out, even if views are alive and the slab stays attached.
 
     Offsets and lengths are bytes, ``timeout`` is seconds (None takes the pool's). Buffers are C-contiguous.
-    Every data method raises ``StaleSlab`` once the slab was freed, has expired, or the handle is closed;
+    Every data method raises ``StaleSlab`` once the slab was freed, has expired, or the handle is closed or its session
+    has ended (but for shared slabs that outlive a server which stopped in order);
     ``OutOfBounds`` past the end, with no byte moved; ``ReadOnly`` for a write in mode ``"r"``; ``ServerLost``
     or ``DeadlineExceeded`` if the server dies or stops. The slab is let go once the handle, its methods and its
     views are all dropped.
@@ -244,7 +245,7 @@ class Slab(SlabHandle):
 
     def notify(self, offset: int, timeout: float | None = None) -> None:
         """Let whoever waits for the aligned word at *offset* look at it now; for stores through a view."""
-        notify(self.attachment, offset, deadline_after(timeout, self.attachment.ticket.timeout))
+        notify(self.attachment, self.versions, offset, deadline_after(timeout, self.attachment.ticket.timeout))
 
     def _region(self) -> Region:
         attachment, versions = self._attachment, self.versions

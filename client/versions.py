@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from farpool.client.attachment import Attachment, Attachments
 from farpool.client.deadlines import deadline_after, seconds_left
+from farpool.client.succession import Bond, ended
 from farpool.client.verified import as_target, plan, verify
 from farpool.protocol.errors import DeadlineExceeded, InvalidArgument, ReadOnly, RegionInUse, StaleSlab
 from farpool.protocol.messages import SlabInfo
@@ -36,15 +37,21 @@ class Versions:
     It does not hold the handle's first region, which calls :meth:`follow` when its memory has been replaced.
     """
 
-    def __init__(self, owner: Attachments, info: SlabInfo, mode: Mode, current: Attachment | None = None) -> None:
+    def __init__(self, owner: Attachments, info: SlabInfo, mode: Mode, bond: Bond) -> None:
         self.owner = owner
         self.info = info
         self.mode: Mode = mode
-        self.current = current
+        self.bond = bond
+        self.current: Attachment | None = None
         self.exclusive = 0
         """Number by which the handle has the slab for itself; 0 if it has not."""
         self._closed = False
         self._lock = threading.Lock()
+
+    @property
+    def alone(self) -> bool:
+        """Whether the handle has the slab for its session alone now."""
+        return self.owner.holdings.exclusives.has(self.info.id, self.exclusive)
 
     def follow(self, error: StaleSlab) -> VersionedRegion:
         """Return what reaches the slab's new memory; raise *error* if the slab has ended or the handle is closed."""
@@ -77,12 +84,25 @@ class Versions:
             raise error
 
     def _attach(self, error: StaleSlab, deadline: float) -> Attachment:
+        self._check_alone(error)
         try:
-            return self.owner.attach_again(self.info, self.mode, deadline)
+            attachment = self.owner.attach_again(self.info, self.mode, self.bond, deadline)
         except InvalidArgument:
             if self.owner.session.closed:
                 raise error from None  # closed meanwhile
             raise
+        try:
+            self._check_alone(error)  # by now what came before the reply is known
+        except StaleSlab:
+            attachment.close()
+            raise
+        self.bond = attachment.bond
+        return attachment
+
+    def _check_alone(self, error: StaleSlab) -> None:
+        """Raise ``StaleSlab`` for a handle that had the slab alone, and has no more."""
+        if self.bond.alone and not self.alone and not self._closed:
+            raise ended(self.bond) from error
 
     def close(self) -> None:
         """Let go of the version that is attached; ``RegionInUse`` while views of it live. Idempotent."""
@@ -99,12 +119,12 @@ class Versions:
         self._closed = True
         number, self.exclusive = self.exclusive, 0
         if number and not self.owner.session.forked:
-            self.owner.give_up(self.info.id, number)
+            self.owner.holdings.exclusives.give_up(self.info.id, number)
 
     def __del__(self) -> None:
         # The collector runs in any thread, with any lock held: what it takes is noted, and no more.
         if getattr(self, "exclusive", 0):
-            self.owner.given_up.append((self.info.id, self.exclusive))
+            self.owner.holdings.exclusives.dropped.append((self.info.id, self.exclusive))
 
 
 def _let_go(attachment: Attachment) -> None:

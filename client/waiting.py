@@ -11,11 +11,11 @@ from time import monotonic, sleep
 from typing import Final, Protocol, cast
 
 from farpool.client.attachment import Attachment
-from farpool.client.deadlines import not_sent
 from farpool.client.versions import Versions
 from farpool.protocol.errors import DeadlineExceeded, FarpoolError, InvalidArgument, StaleSlab
 from farpool.protocol.message_base import Done
 from farpool.protocol.waiting_messages import LONGEST_WAIT, Notify, Wait, Watch, Word
+from farpool.transports.threads import not_sent
 
 __all__ = ["Waiter", "notify"]
 
@@ -110,7 +110,7 @@ class Waiter:
         self._alone_until = monotonic() + ASK_AGAIN_SECONDS
         with suppress(FarpoolError):  # looking goes on without it, and tells what is wrong with the slab
             request = Watch(id=slab_id, generation=generation, offset=self._offset)
-            session.call(request, Done, min(self._deadline, monotonic() + ASKING_SECONDS))
+            self._attachment.call(request, Done, min(self._deadline, monotonic() + ASKING_SECONDS))
             self._alone_until = 0.0
 
     def _look_from_afar(self) -> int:
@@ -124,18 +124,21 @@ class Waiter:
             return value
         slab_id, generation = attachment.info.id, attachment.info.generation
         request = Wait(id=slab_id, generation=generation, offset=self._offset, expected=self._expected, seconds=seconds)
-        return attachment.session.call(request, Word, self._deadline).value
+        return attachment.call(request, Word, self._deadline).value
 
 
-def notify(attachment: Attachment, offset: int, deadline: float) -> None:
+def notify(attachment: Attachment, versions: Versions, offset: int, deadline: float) -> None:
     """Let whoever waits for the word at *offset* look at it now."""
     attachment.session.check()
-    region = _parking(attachment)
-    if region is not None:
-        region.notify(offset)
-        return
+    while (region := _parking(attachment)) is not None:
+        try:
+            region.notify(offset)
+        except StaleSlab as error:
+            attachment = versions.renew(attachment, error, deadline)
+        else:
+            return
     slab_id, generation = attachment.info.id, attachment.info.generation
-    attachment.session.call(Notify(id=slab_id, generation=generation, offset=offset), Done, deadline)
+    attachment.call(Notify(id=slab_id, generation=generation, offset=offset), Done, deadline)
 
 
 def _parking(attachment: Attachment) -> _Parking | None:

@@ -23,7 +23,7 @@ from farpool.native.libpthread cimport (
     pthread_mutex_t,
     pthread_mutex_unlock,
 )
-from farpool.native.libsocket cimport MSG_DONTWAIT, MSG_PEEK, SHUT_RDWR, close_fd, iovec, recv, shutdown
+from farpool.native.libsocket cimport POLLRDHUP, SHUT_RDWR, close_fd, iovec, poll, pollfd, shutdown
 from farpool.native.stream cimport DONE, EXPIRED, Stream, receive_some, send_all, stream_init
 
 from farpool.protocol.errors import DeadlineExceeded, ForkedSession, InvalidArgument, ProtocolError, ServerLost
@@ -197,17 +197,21 @@ cdef class ControlChannel:
 
     def ended(self):
         """Tell without blocking whether the peer has closed the connection (or it broke)."""
-        cdef char byte
+        cdef pollfd peer
         cdef ssize_t got
         if self.broken or self.born != forks:
+            return True
+        # Not by a look at what can be read: what the server said last is still there when it has gone.
+        peer.fd = self.stream.fd
+        peer.events = POLLRDHUP
+        if poll(&peer, 1, 0) > 0:
             return True
         if self.stream.cipher != NULL and not self.receiving:
             # A farewell of TLS is bytes too. Whoever receives sees it by itself, and bytes that we took from the socket
             # for it would not wake it up.
             got = self.stream.cipher.peek(self.stream.cipher)
             return got == 0 or (got < 0 and errno not in (EAGAIN, EINTR))
-        got = recv(self.stream.fd, &byte, 1, MSG_DONTWAIT | MSG_PEEK)
-        return got == 0 or (got < 0 and errno != EAGAIN)
+        return False
 
     def start_heartbeat(self, bytes frame not None, double interval):
         """Send *frame* every *interval* seconds from a native thread until ``close``; a full socket skips a beat."""
@@ -232,8 +236,8 @@ cdef class ControlChannel:
 
     cdef void close_socket(self) noexcept:
         cdef int fd = self.stream.fd
+        self.stream.fd = -1     # before the GIL is let go: one thread alone closes it, and when the heartbeat has ended
         self.stop_heartbeat()
-        self.stream.fd = -1
         if fd >= 0:
             close_fd(fd)
 

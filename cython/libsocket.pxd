@@ -72,7 +72,7 @@ cdef extern from "poll.h" nogil:
         short events
         short revents
     int poll(pollfd *fds, unsigned long count, int timeout_ms)
-    short POLLIN, POLLOUT
+    short POLLIN, POLLOUT, POLLRDHUP
 
 cdef extern from "unistd.h" nogil:
     ssize_t read(int fd, void *buffer, size_t count)

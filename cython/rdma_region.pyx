@@ -9,7 +9,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from farpool.native.checks cimport raise_stale
+from farpool.native.checks cimport raise_closed, raise_stale
 from farpool.native.clock cimport now_ns, to_ns
 from farpool.native.libverbs cimport IBV_WC_REM_ACCESS_ERR
 from farpool.native.operation cimport OP_LOAD, OP_READ, OP_READV, STATUS_OK, STATUS_STALE, Part
@@ -130,6 +130,9 @@ cdef class RdmaRegion(RemoteRegion):
         cdef Lane lane
         cdef int outcome
         lane = self.peer.take(deadline)
+        if self.closed:     # meanwhile, as its session had ended: the lane may be another session's
+            self.peer.give(lane)
+            raise_closed(self.label)
         if lane.pair.incarnation != self.incarnation:
             # Another start of the server may have given our key to another slab. Nothing was sent: attach again.
             self.peer.give(lane)

@@ -30,7 +30,7 @@ from farpool.native.tcp_wire cimport SECRET_BYTES, WIRE_VERSION
 cdef Admission admit(Worker *worker, Connection *connection, const Request *request) noexcept nogil:
     """Check a hello; a connection that may stay is known from now on, until ``dismiss``."""
     cdef Shared *shared = worker.shared
-    cdef Admission admission = Admission(STATUS_REFUSED, 0, EVENT_REFUSED, request.reserved)
+    cdef Admission admission = Admission(STATUS_REFUSED, 0, EVENT_REFUSED, request.reserved, 0)
     cdef SessionSlot *slot
     cdef uint32_t of_session
     if request.reserved != WIRE_VERSION:
@@ -45,6 +45,7 @@ cdef Admission admit(Worker *worker, Connection *connection, const Request *requ
         pass
     elif slot.encrypted and connection.cipher == NULL:
         admission.event = EVENT_IN_CLEAR
+        admission.session = slot.id
     elif of_session > shared.session_limit:
         admission = refusal(STATUS_SESSION_FULL, EVENT_SESSION_FULL, shared.session_limit)
     else:
@@ -90,7 +91,7 @@ cdef Admission take_place(Shared *shared, uint32_t share) noexcept nogil:
     if of_tenant > 1 and of_tenant > shared.connection_limit - all_of_them and load_count(&shared.several):
         leave_place(shared, share)
         return refusal(STATUS_TENANT_FULL, EVENT_TENANT_FULL, of_tenant - 1)
-    return Admission(STATUS_OK, WIRE_VERSION, 0, 0)
+    return Admission(STATUS_OK, WIRE_VERSION, 0, 0, 0)
 
 
 cdef void leave_place(Shared *shared, uint32_t share) noexcept nogil:
@@ -99,4 +100,4 @@ cdef void leave_place(Shared *shared, uint32_t share) noexcept nogil:
 
 
 cdef Admission refusal(int status, int event, uint32_t number) noexcept nogil:
-    return Admission(status, number, event, number)
+    return Admission(status, number, event, number, 0)

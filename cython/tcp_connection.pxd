@@ -31,10 +31,12 @@ cdef enum EventKind:
     EVENT_CROWD = 10            # no hello yet, and too many newer ones wait as well; their number
     EVENT_SESSION_FULL = 11     # as many connections as a session may have: their number
     EVENT_TENANT_FULL = 12      # as many connections of one tenant as are left for others: their number
+    EVENT_READ_ONLY = 13        # a connection's first change of what its session may only read: the memory's generation
 
 cdef struct Event:
     int kind
     uint64_t number
+    uint64_t session            # 0 where it is not known
     char peer[PEER_BYTES]
 
 cdef struct SessionSlot:        # which session a hello's slot stands for
@@ -71,6 +73,7 @@ cdef struct Shared:             # what the workers of one reactor share
     Event events[MOST_EVENTS]
     uint32_t first_event
     uint32_t event_count
+    uint64_t overlooked         # refusals that found no place among the events
     int event_fd
     uint32_t changed[MOST_CHANGED]      # handles of attachments with a watched word that was stored to
     uint32_t first_changed
@@ -120,6 +123,7 @@ cdef struct Connection:
     uint32_t share              # its tenant's; 0 before the hello
     uint64_t session
     int64_t born
+    bint forbidden              # has tried to change what it may only read
     bint writing                # a payload is coming in
     uint8_t status              # what the write will be answered with
     bint watched                # somebody waits for a word of the slab that it goes to

@@ -72,7 +72,7 @@ cdef int greet(Worker *worker, Connection *connection, const Request *request) n
     owe(connection, request, admission.status, admission.detail)
     if admission.status == STATUS_OK:
         return KEEP
-    report(worker.shared, admission.event, connection.peer, admission.number)
+    report(worker.shared, admission.event, connection.peer, admission.number, admission.session)
     flush(worker, connection)
     return DROP
 
@@ -152,6 +152,9 @@ cdef int execute(Worker *worker, Connection *connection, const Request *request,
             wake(worker.shared, entry, request.offset, 8)
     if entry != NULL:
         unpin(entry)
+    if status == STATUS_READ_ONLY and not connection.forbidden:     # one is enough to know its session by
+        connection.forbidden = True
+        report(worker.shared, EVENT_READ_ONLY, connection.peer, request.generation, connection.session)
     if status != STATUS_OK:
         worker.counters.errors += 1
     elif vector and request.operand:

@@ -9,11 +9,19 @@ from libc.string cimport memcpy
 from farpool.native.libatomics cimport add_count, store_count
 from farpool.native.libpthread cimport pthread_mutex_lock, pthread_mutex_unlock
 from farpool.native.libsocket cimport read, write
-from farpool.native.tcp_connection cimport MOST_CHANGED, MOST_EVENTS, PEER_BYTES, Event
+from farpool.native.tcp_connection cimport (
+    EVENT_IN_CLEAR,
+    EVENT_READ_ONLY,
+    EVENT_REFUSED,
+    MOST_CHANGED,
+    MOST_EVENTS,
+    PEER_BYTES,
+    Event,
+)
 
 
-cdef void report(Shared *shared, int kind, const char *peer, uint64_t number) noexcept nogil:
-    """Leave an event for the log; the oldest are kept when nobody reads them."""
+cdef void report(Shared *shared, int kind, const char *peer, uint64_t number, uint64_t session=0) noexcept nogil:
+    """Leave an event for the log; the oldest are kept when nobody reads them, and of refusals the rest is counted."""
     cdef Event *event
     cdef uint64_t one = 1
     pthread_mutex_lock(&shared.events_lock)
@@ -21,8 +29,11 @@ cdef void report(Shared *shared, int kind, const char *peer, uint64_t number) no
         event = &shared.events[(shared.first_event + shared.event_count) % MOST_EVENTS]
         event.kind = kind
         event.number = number
+        event.session = session
         memcpy(event.peer, peer, PEER_BYTES)
         shared.event_count += 1
+    elif kind in (EVENT_REFUSED, EVENT_IN_CLEAR, EVENT_READ_ONLY):
+        shared.overlooked += 1
     pthread_mutex_unlock(&shared.events_lock)
     write(shared.event_fd, &one, sizeof(one))
 

@@ -21,8 +21,10 @@ cdef class TcpChannel:
 
 
 cdef class TcpPeer(Loans):
+    cdef readonly object reach      # opens a socket to a host: farpool.transports.reaching.reach
     cdef readonly tuple address
     cdef readonly bytes hello       # the header that opens a connection
+    cdef uint64_t epoch             # the server's start that the credentials are of
     cdef readonly uint64_t version  # counts the credentials
     cdef readonly object tls        # what new connections are encrypted with, a TlsClient; None in clear
     cdef int most                   # what the limit is, unless the server refuses more than there are

@@ -7,8 +7,6 @@ ever gets another's bytes. The GIL is released for the whole of an exchange.
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport uint32_t, uint64_t
 
-import socket
-
 from farpool.native.clock cimport now_ns
 from farpool.native.fork cimport forks
 from farpool.native.libsocket cimport MSG_DONTWAIT, MSG_PEEK, close_fd, recv
@@ -127,20 +125,23 @@ def check_hello(int status, uint64_t detail, str host not None, int port):
 cdef class TcpPeer(Loans):
     """The data connections of one session; see the stub for the contract."""
 
-    def __init__(self, int limit=8, tls=None):
+    def __init__(self, reach not None, int limit=8, tls=None):
         Loans.__init__(self, limit)
         self.most = limit
+        self.reach = reach
         self.tls = tls
         self.address = ("", 0)
         self.hello = b""
 
-    def configure(self, str host not None, int port, uint32_t slot, bytes secret not None):
+    def configure(self, str host not None, int port, uint32_t slot, bytes secret not None, uint64_t epoch):
         """Set where and with what new connections are opened; connections with other credentials are given up."""
         hello = pack_hello(slot, secret)
-        if (host, port) != self.address or hello != self.hello:
+        if (host, port) != self.address or hello != self.hello or epoch != self.epoch:
             self.address = (host, port)
             self.hello = hello
+            self.epoch = epoch
             self.version += 1
+        return self.version
 
     cdef TcpChannel take(self, int64_t deadline):
         """Borrow a connection.
@@ -179,26 +180,18 @@ cdef class TcpPeer(Loans):
         cdef int outcome
         cdef bytes hello = self.hello
         host, port = self.address
-        left = (deadline - now_ns()) / 1e9
-        if left <= 0:
+        label = f"the data port {host}:{port}"
+        if deadline <= now_ns():
             raise DeadlineExceeded(
                 f"the deadline passed before a data connection to {host}:{port} was open; raise timeout="
             )
         try:
-            with socket.create_connection(self.address, timeout=left) as opened:
-                opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                opened.settimeout(None)
-                channel = TcpChannel(opened.detach(), version)
-                if self.tls is not None:
-                    label = f"the data port {host}:{port}"
-                    channel.encryption = self.tls.connect(channel.stream.fd, label, deadline / 1e9)
-                    channel.stream.cipher = channel.encryption.cipher
+            channel = TcpChannel(self.reach(host, port, deadline / 1e9, label).detach(), version)
+            if self.tls is not None:
+                channel.encryption = self.tls.connect(channel.stream.fd, label, deadline / 1e9)
+                channel.stream.cipher = channel.encryption.cipher
         except FarpoolError:
             raise
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"the data port {host}:{port} did not answer within {left:.3g} s; is it reachable from here?"
-            ) from None
         except OSError as error:
             raise out_of_descriptors(error) or ServerLost(
                 f"no data connection to {host}:{port}: {error}; is the server running, and the port reachable?"
@@ -211,10 +204,10 @@ cdef class TcpPeer(Loans):
             outcome = channel.exchange(&outgoing, 1, &incoming, 1, &answer, 0, deadline)
         if outcome == EXPIRED:
             raise DeadlineExceeded(
-                f"the data port {host}:{port} did not answer the hello in time; is the server stopped?"
+                f"{label} did not answer the hello in time; is the server stopped?"
             )
         if outcome != DONE:
-            raise ServerLost(f"the data port {host}:{port} closed the connection; see the server's log for the reason")
+            raise ServerLost(f"{label} closed the connection; see the server's log for the reason")
         check_hello(answer.status, answer.detail, host, port)
         return channel
 

@@ -9,13 +9,16 @@ from farpool.native.tcp_region import TcpRegion
 class TcpPipeline:
     """One data connection of an event loop, with many requests in flight. Used from the loop's thread alone.
 
-    Takes over the connected, non-blocking *fd* after the hello; with an *encryption* every byte goes through it.
+    Takes over the connected, non-blocking *fd* after the hello, which was said with the peer's credentials of that
+    *version*; with an *encryption* every byte goes through it.
     Each method returns a future; deadlines are seconds of ``time.monotonic()``. Requests take effect in the order of
     the calls. A cancelled request's answer is thrown away when it comes, and its buffer is not touched any more. When
     the connection ends every future fails with ``ServerLost``.
     """
 
-    def __init__(self, fd: int, loop: asyncio.AbstractEventLoop, encryption: Encryption | None = None) -> None: ...
+    def __init__(
+        self, fd: int, version: int, loop: asyncio.AbstractEventLoop, encryption: Encryption | None = None
+    ) -> None: ...
     @property
     def closed(self) -> bool: ...
     def usable(self) -> bool:

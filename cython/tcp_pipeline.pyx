@@ -51,6 +51,7 @@ cdef class TcpPipeline:
     """One data connection of an event loop; see the stub for the contract."""
 
     cdef int fd
+    cdef uint64_t version           # of the peer's credentials that it was opened with
     cdef Encryption encryption      # keeps the cipher alive; None in clear
     cdef Cipher *cipher             # NULL: in clear
     cdef object loop
@@ -67,8 +68,9 @@ cdef class TcpPipeline:
     cdef int64_t heard              # when the last byte came
     cdef object __weakref__
 
-    def __init__(self, int fd, loop, Encryption encryption=None):
+    def __init__(self, int fd, uint64_t version, loop, Encryption encryption=None):
         self.fd = fd
+        self.version = version
         self.encryption = encryption
         self.cipher = encryption.cipher if encryption is not None else NULL
         self.loop = loop
@@ -131,6 +133,8 @@ cdef class TcpPipeline:
     cdef Pending pend(self, TcpRegion region, bint inward, bint writes):
         cdef Pending pending = Pending.__new__(Pending)
         region.check(0, 0, writes)
+        if region.version != self.version:
+            raise ServerLost("the server has started anew")     # as in TcpRegion: attach again
         pending.region = region
         pending.inward = inward
         memset(&pending.request, 0, sizeof(Request))

@@ -47,7 +47,9 @@ class TcpReactor:
 
         A bounded number at a time; the descriptor stays readable while there are more.
         """
-    def events(self) -> list[tuple[str, str, int]]:
-        """Return and forget what happened since the last call: (kind, peer's address, number)."""
+    def events(self) -> list[tuple[str, str, int, int]]:
+        """Return and forget what happened since the last call: (kind, peer's address, number, session)."""
+    def overlooked(self) -> int:
+        """Return and forget how many refusals found no place among the events."""
     def counters(self) -> dict[str, int]:
         """Return the counters since the start: operations by name, bytes_read, bytes_written, errors, connections."""

@@ -43,6 +43,7 @@ from farpool.native.tcp_connection cimport (
     EVENT_GARBAGE,
     EVENT_HANDSHAKE,
     EVENT_IN_CLEAR,
+    EVENT_READ_ONLY,
     EVENT_REFUSED,
     EVENT_SERVER_FULL,
     EVENT_SESSION_FULL,
@@ -79,6 +80,7 @@ EVENT_NAMES = {
     EVENT_HANDSHAKE: "no TLS",
     EVENT_IN_CLEAR: "in clear",
     EVENT_CROWD: "crowd",
+    EVENT_READ_ONLY: "read-only",
 }
 
 
@@ -243,18 +245,27 @@ cdef class TcpReactor:
         return take_changed(self.shared, MOST_AT_ONCE)
 
     def events(self):
-        """Return and forget what happened since the last call: (kind, peer's address, number)."""
+        """Return and forget what happened since the last call: (kind, peer's address, number, session)."""
         cdef uint64_t seen
         cdef list happened = []
         read(self.shared.event_fd, &seen, sizeof(seen))
         pthread_mutex_lock(&self.shared.events_lock)
         while self.shared.event_count:
             event = self.shared.events[self.shared.first_event]
-            happened.append((EVENT_NAMES[event.kind], (<bytes> event.peer).decode("ascii", "replace"), event.number))
+            peer = (<bytes> event.peer).decode("ascii", "replace")
+            happened.append((EVENT_NAMES[event.kind], peer, event.number, event.session))
             self.shared.first_event = (self.shared.first_event + 1) % MOST_EVENTS
             self.shared.event_count -= 1
         pthread_mutex_unlock(&self.shared.events_lock)
         return happened
+
+    def overlooked(self):
+        """Return and forget how many refusals found no place among the events."""
+        pthread_mutex_lock(&self.shared.events_lock)
+        cdef uint64_t count = self.shared.overlooked
+        self.shared.overlooked = 0
+        pthread_mutex_unlock(&self.shared.events_lock)
+        return count
 
     def counters(self):
         """Return the counters since the start: operations by name, bytes_read, bytes_written, errors, connections."""

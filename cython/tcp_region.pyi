@@ -11,6 +11,7 @@ class TcpRegion(RemoteRegion):
         self,
         peer: TcpPeer,
         handle: int,
+        version: int,
         generation: int,
         nbytes: int,
         writable: bool,

@@ -2,6 +2,7 @@
 
 from libc.stdlib cimport free, malloc
 
+from farpool.native.checks cimport raise_closed
 from farpool.native.clock cimport to_ns
 from farpool.native.libsocket cimport iovec
 from farpool.native.operation cimport OP_READ, OP_READV, OP_WRITE, OP_WRITEV, Operation, Part
@@ -10,6 +11,8 @@ from farpool.native.stream cimport DONE, EXPIRED
 from farpool.native.tcp_peer cimport TcpChannel
 from farpool.native.tcp_wire cimport MOST_PARTS, WIRE_MAGIC, Answer, Request
 
+from farpool.protocol.errors import ServerLost
+
 cdef enum:
     FEW_PIECES = 6          # iovecs that need no allocation: a header, parts and a buffer, each way
 
@@ -17,10 +20,11 @@ cdef enum:
 cdef class TcpRegion(RemoteRegion):
     """One attached slab, reached through the server's tcp data plane; see the stub for the contract."""
 
-    def __init__(self, TcpPeer peer not None, uint32_t handle, uint64_t generation, Py_ssize_t nbytes, bint writable,
-                 bint atomics, str label not None, double timeout, renew, on_close):
+    def __init__(self, TcpPeer peer not None, uint32_t handle, uint64_t version, uint64_t generation,
+                 Py_ssize_t nbytes, bint writable, bint atomics, str label not None, double timeout, renew, on_close):
         self.peer = peer
         self.handle = handle
+        self.version = version
         self.generation = generation
         self.nbytes = nbytes
         self.writable = writable
@@ -34,6 +38,7 @@ cdef class TcpRegion(RemoteRegion):
 
     cdef int adopt(self, object params) except -1:
         self.handle = params["handle"]
+        self.version = params["version"]
         return 0
 
     cdef int attempt(self, Operation *operation, int64_t deadline) except -3:
@@ -64,7 +69,6 @@ cdef class TcpRegion(RemoteRegion):
         request.magic = WIRE_MAGIC
         request.operation = operation.code
         request.reserved = 0
-        request.handle = self.handle
         request.id = 0
         request.generation = self.generation
         request.offset = operation.offset
@@ -85,6 +89,14 @@ cdef class TcpRegion(RemoteRegion):
         if inward:
             in_count += line_up(operation, incoming + 1)
         channel = self.peer.take(deadline)
+        if self.closed:     # meanwhile, as its session had ended: the connection may be another session's
+            self.peer.give(channel)
+            raise_closed(self.label)
+        if channel.version != self.version:
+            # In another start of the server our handle may be another attachment's. Nothing was sent: attach again.
+            self.peer.give(channel)
+            raise ServerLost("the server has started anew")
+        request.handle = self.handle
         try:
             with nogil:
                 outcome = channel.exchange(pieces, out_count, incoming, in_count, &answer,

@@ -12,6 +12,9 @@ def kernel_encrypts() -> bool:
 def reason_of_failure(code: int) -> str:
     """Return what OpenSSL says of one of its numbers."""
 
+def refuses_certificate(code: int) -> bool:
+    """Tell whether it says that the other side's certificate was refused, or missed."""
+
 class TlsServer(Encryptor):
     """What a server shows to those who connect, and asks of them. Thread-safe.
 

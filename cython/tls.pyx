@@ -35,6 +35,7 @@ from farpool.native.libssl cimport (
     SSL_OP_NO_RENEGOTIATION,
     SSL_R_CERTIFICATE_VERIFY_FAILED,
     SSL_R_HTTP_REQUEST,
+    SSL_R_PEER_DID_NOT_RETURN_A_CERTIFICATE,
     SSL_R_UNEXPECTED_EOF_WHILE_READING,
     SSL_R_WRONG_VERSION_NUMBER,
     SSL_SESS_CACHE_OFF,
@@ -188,6 +189,12 @@ def kernel_encrypts():
 def reason_of_failure(unsigned long code):
     """Return what OpenSSL says of one of its numbers."""
     return reason_of(code)
+
+
+def refuses_certificate(unsigned long code):
+    """Tell whether it says that the other side's certificate was refused, or missed."""
+    refusals = (SSL_R_CERTIFICATE_VERIFY_FAILED, SSL_R_PEER_DID_NOT_RETURN_A_CERTIFICATE)
+    return ERR_GET_LIB(code) == ERR_LIB_SSL and ERR_GET_REASON(code) in refusals
 
 
 # The server's side -----------------------------------------------------------------------------------------------

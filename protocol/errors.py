@@ -96,7 +96,7 @@ class NameTaken(FarpoolError, FileExistsError):
 
 
 class StaleSlab(FarpoolError, LookupError):
-    """The handle's slab was freed, revoked or has expired: its bytes are gone."""
+    """The handle's slab was freed, revoked or has expired, or the session that had it attached has ended."""
 
 
 class SlabBusy(FarpoolError, BlockingIOError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any, Final, TypeGuard
 
 import msgpack as _untyped_msgpack  # type: ignore[import-untyped]  # it ships no types
@@ -29,8 +30,12 @@ MAX_ITEMS: Final = 4096
 MAX_DEPTH: Final = 16
 """Deepest nesting of arrays and maps; no message of ours passes 6. (msgpack itself stops at 1,024.)"""
 
+BUFFER_BYTES: Final = 4 << 10
+"""What a message is packed into at first, and most fit: msgpack's own 256 KiB are more than a server at the end of its
+memory has."""
+
 _msgpack: Any = _untyped_msgpack
-_pack: Callable[[object], bytes] = _msgpack.packb
+_pack: Callable[[object], bytes] = partial(_msgpack.packb, buf_size=BUFFER_BYTES)
 _unpack: Callable[..., object] = _msgpack.unpackb
 
 _LENGTH = struct.Struct("<I")

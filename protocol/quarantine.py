@@ -13,7 +13,7 @@ class Quarantined(Reply, frozen=True, kw_only=True):
     """What ended sessions of a host may still have mapped; as the reply to ``release``, what has come back of it."""
 
     host: str
-    """Its address, or ``local`` for the server's own."""
+    """Its address, or ``local`` for the server's own; empty for all hosts together."""
     sessions: int
     slabs: int
     nbytes: int

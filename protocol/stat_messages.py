@@ -17,11 +17,13 @@ class ServerStat(Reply, frozen=True, kw_only=True):
 
     server: str
     epoch: int
-    pid: int
+    pid: int = 0
+    """0 to others than administrators."""
     uptime: float
     state: str
     """``serving`` or ``draining``."""
-    arena: str
+    arena: str = ""
+    """The directory, empty to others than administrators; or the device, which clients are told anyway."""
     capacity: int
     allocated: int
     reclaiming: int
@@ -34,6 +36,7 @@ class ServerStat(Reply, frozen=True, kw_only=True):
     """By transport: ``available``, ``reason``, and the counters of its data plane."""
     addresses: list[str]
     quarantined: list[Quarantined] = msgspec.field(default_factory=list[Quarantined])
+    """By host; to others than administrators only the sum, of the host ``""``."""
 
 
 class Stat(Request, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 import structlog
 
@@ -25,8 +26,10 @@ __all__ = ["Access"]
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("farpool.access")
 
-RETRY_SECONDS = 2.0
-"""Rest before it is tried again to move a slab that a revoked tenant may still have mapped."""
+RETRY_SECONDS: Final = 2.0
+"""Rest before it is tried again to move a slab that a revoked tenant may still have mapped; doubled each time."""
+
+LONGEST_RETRY_SECONDS: Final = 30.0
 
 
 class Access:
@@ -36,8 +39,11 @@ class Access:
         self._life = life
         self._tenants = tenants
         self._move = move
+        self._waiting: set[Grant] = set()
+        """Closed grants for which there will be another try."""
         life.grants.expired = self._expire
         for grant in life.grants.closed():
+            self._close(grant)  # an earlier server may have died between its first word of it and its last
             self._try_later(grant, 0.0)
 
     # Finding ------------------------------------------------------------------------------------------
@@ -112,6 +118,8 @@ class Access:
 
     def note(self, session: Session, slab: Slab, transport: str, *, draft: bool = False) -> None:
         """Remember that a session may map what a slab has now, or will have once its draft is committed."""
+        if slab.draft_of is not None:
+            slab, draft = self._life.slabs.base_of(slab), True
         if slab.tenant != session.tenant and self._life.planes.may_map(transport):
             grant = self._life.grants.find(session.tenant, slab.id)
             if grant is not None:
@@ -145,9 +153,14 @@ class Access:
         return Done()
 
     async def _grant_anew(self, slab: Slab, before: Grant, mode: Mode, seconds: float | None) -> Done:
+        tenant = self._tenants.find(before.tenant)
         await self._take_back(before)
         if slab.state != "live":
             raise StaleSlab(f"{slab.label} has ended meanwhile", id=slab.id)
+        if self._tenants.find(before.tenant) is not tenant:
+            raise InvalidArgument(
+                f'the tenant "{before.tenant}" was removed meanwhile; grant it anew if there is another'
+            )
         self._life.grants.set(slab, before.tenant, mode, seconds)
         return Done()
 
@@ -177,6 +190,9 @@ class Access:
         """End a grant, and take the slab from its tenant's sessions as far as the server can at once."""
         life, slab = self._life, grant.slab
         life.grants.close(grant)
+        # Also if it is granted anew before that draft is made: a copy would have bytes of the time in between.
+        why = StaleSlab(f"the grant of {slab.label} ended while a draft of it was being made", id=slab.id)
+        life.making.call_off(grant.tenant, why, slab.id)
         sessions = {session.id for session in life.sessions.all() if session.tenant == grant.tenant}
         for draft in life.slabs.drafts_of(slab):
             if draft.tenant == grant.tenant:
@@ -189,14 +205,15 @@ class Access:
         self._close(grant)
         try:
             await self._make_safe(grant)
-        except FarpoolError as error:
+        except Exception as error:
             if grant.slab.state != "live":
                 return Done()
             self._try_later(grant, RETRY_SECONDS)
-            raise type(error)(
+            kind, details = (type(error), error.details) if isinstance(error, FarpoolError) else (FarpoolError, {})
+            raise kind(
                 f'the grant has ended, but sessions of the tenant "{grant.tenant}" may still see what they have mapped '
-                f"of {grant.slab.label}, which cannot move to other memory yet: {error.message}",
-                **error.details,
+                f"of {grant.slab.label}, which cannot move to other memory yet: {error}",
+                **details,
             ) from error
         return Done()
 
@@ -216,9 +233,12 @@ class Access:
         self._try_later(grant, 0.0)
 
     def _try_later(self, grant: Grant, seconds: float) -> None:
-        asyncio.get_running_loop().call_later(seconds, self._try_again, grant)
+        if grant not in self._waiting:
+            self._waiting.add(grant)
+            asyncio.get_running_loop().call_later(seconds, self._try_again, grant, seconds)
 
-    def _try_again(self, grant: Grant) -> None:
+    def _try_again(self, grant: Grant, waited: float) -> None:
+        self._waiting.discard(grant)
         if grant.mode is not None or grant.slab.state != "live":
             return
         task = asyncio.get_running_loop().create_task(self._make_safe(grant))
@@ -226,8 +246,10 @@ class Access:
         def ended(done: asyncio.Task[None]) -> None:
             error = None if done.cancelled() else done.exception()
             if error is not None and grant.slab.state == "live":
-                log.warning("revoked slab not moved yet", slab=grant.slab.id, tenant=grant.tenant, reason=str(error))
-                self._try_later(grant, RETRY_SECONDS)
+                rest = min(max(2 * waited, RETRY_SECONDS), LONGEST_RETRY_SECONDS)
+                about = {"slab": grant.slab.id, "tenant": grant.tenant, "again_in": rest}
+                log.warning("revoked slab not moved yet", **about, reason=str(error))
+                self._try_later(grant, rest)
 
         self._life.work.wait_for(task)
         task.add_done_callback(ended)

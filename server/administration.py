@@ -106,11 +106,18 @@ class Administration:
                 slabs=len(slabs),
                 sessions=len(sessions),
             )
-        self._tenants.remove(name)  # first: nobody opens a session any more
-        self._access.revoke_all(name)
-        self._end_sessions(name)
-        with self._life.catalog.together():
-            removals = [self._life.end_slab(slab, REVOKED) for slab in slabs if slab.state == "live"]
+        life = self._life
+        # Nobody else has a turn in between. The tenant goes last: what fails before can be asked for again.
+        life.making.call_off(
+            name, PermissionDenied(f'the tenant "{name}" was removed while a slab of it was being made')
+        )
+        with life.catalog.together():
+            self._access.revoke_all(name)
+            self._end_sessions(name)
+            removals = [
+                life.end_slab(slab, REVOKED) for slab in slabs if slab.state == "live" and slab.called_off is None
+            ]
+        self._tenants.remove(name)
         waited_for = [removal for removal in removals if removal is not None]
         return _done_after(waited_for) if waited_for else Done()
 

@@ -9,14 +9,14 @@ import os
 import resource
 import shutil
 import signal
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import structlog
 import uvloop
 
 from farpool.protocol.addresses import Address
+from farpool.protocol.errors import FarpoolError
 from farpool.protocol.units import format_bytes
 from farpool.server import logs
 from farpool.server.arena import MEMORY_FILE_SYSTEMS, Arena
@@ -32,6 +32,7 @@ from farpool.server.handover import Handover
 from farpool.server.lifecycle import Lifecycle
 from farpool.server.listeners import UnixListener, bind_tcp, refuse_exposure
 from farpool.server.live_settings import LiveSettings
+from farpool.server.long_work import threads_for_long_work
 from farpool.server.memory_watch import MemoryWatch
 from farpool.server.notify import notify, notify_reloading
 from farpool.server.peers import ProcessWatch
@@ -46,9 +47,6 @@ from farpool.transports.contract import ServerContext
 __all__ = ["Embedding", "serve"]
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("farpool.server")
-
-EXECUTOR_THREADS: Final = 2
-"""Threads that make and remove long slabs."""
 
 IDLE_SECONDS: Final = 0.5
 """A drain ends when nothing was asked for so long."""
@@ -155,7 +153,7 @@ class Server:
         self._undo.callback(life.close_memory)
         self._undo.push_async_callback(planes.stop)
         self._undo.push_async_callback(self._finish)
-        await self._start_planes(planes, generations, life)
+        await self._start_planes(planes, generations, life, audit)
         tenants = Tenants(catalog, settings.tenants)
         turns = Turns(self._loop.call_soon)
         self.service = PoolService(life, tenants, audit, self._settings, boot_clock, epoch, turns)
@@ -164,7 +162,7 @@ class Server:
         log.info("arena ready", arena=arena.path, epoch=epoch, **dataclasses.asdict(restored))
 
     def _make_life(self, arena: Arena, catalog: Catalog, generations: Generations, planes: DataPlanes) -> Lifecycle:
-        executor = ThreadPoolExecutor(EXECUTOR_THREADS, thread_name_prefix="farpool-pages")
+        executor = threads_for_long_work()
         self._undo.callback(executor.shutdown)
         deadlines = Deadlines(boot_clock, self._loop.call_later, self._stalled)
         self._undo.callback(deadlines.close)
@@ -182,7 +180,9 @@ class Server:
         )
         return self.life
 
-    async def _start_planes(self, planes: DataPlanes, generations: Generations, life: Lifecycle) -> None:
+    async def _start_planes(
+        self, planes: DataPlanes, generations: Generations, life: Lifecycle, audit: AuditLog
+    ) -> None:
         settings = self._settings.current
         for name in settings.transports:
             context = ServerContext(
@@ -200,12 +200,19 @@ class Server:
                 watched_offset=generations.watched_offset,
                 several_tenants=self._several_tenants,
                 changed=self._changed,
+                refused=self._noter(audit, name),
             )
             await planes.start(name, context)
         planes.require_one()
 
     def _several_tenants(self) -> bool:
         return len(self.service.tenants) > 1
+
+    def _noter(self, audit: AuditLog, transport: str) -> Callable[[str, FarpoolError, Mapping[str, Any]], None]:
+        def note(act: str, error: FarpoolError, about: Mapping[str, Any]) -> None:
+            self._loop.call_soon_threadsafe(audit.data_refusal, transport, act, error, about)
+
+        return note
 
     def _changed(self, slab_id: int) -> None:
         self.service.waiting.changed(slab_id)
@@ -249,9 +256,11 @@ class Server:
 
     def watch_signals(self) -> None:
         """SIGTERM and SIGINT end the server, a second one at once; SIGHUP reads the settings again."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self._tell)
-        self._loop.add_signal_handler(signal.SIGHUP, self._reload)
+        for number, act in ((signal.SIGTERM, self._tell), (signal.SIGINT, self._tell), (signal.SIGHUP, self._reload)):
+            before = signal.getsignal(number)
+            self._loop.add_signal_handler(number, act)
+            self._undo.callback(signal.signal, number, before or signal.SIG_DFL)
+            self._undo.callback(self._loop.remove_signal_handler, number)
         self._loop.set_exception_handler(_log_loop_error)
 
     def watch_parent(self, embedding: Embedding) -> None:

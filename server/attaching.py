@@ -88,24 +88,38 @@ class Attaching:
 
     async def _attached_then(self, session: Session, slab: Slab, transport: str, mode: Mode, memory: int) -> Attached:
         """Attach a slab once its memory has moved."""
-        while slab.moving is not None:
-            await slab.moving.wait()
-        if not session.alive or slab.state != "live":
-            raise StaleSlab(f"{slab.label} has ended meanwhile", id=slab.id)
+        await self._wait_out_move(session, slab)
         attached = self._attached(session, slab, transport, mode, memory)
         assert isinstance(attached, Attached)
         return attached
 
+    async def _wait_out_move(self, session: Session, slab: Slab) -> None:
+        """Wait until a slab's memory does not move; raise ``StaleSlab`` if it or the session has ended by then."""
+        while slab.moving is not None:
+            await slab.moving.wait()
+        if not session.alive or slab.state != "live":
+            raise StaleSlab(f"{slab.label} has ended meanwhile", id=slab.id)
+
     async def _attach_alone(self, session: Session, slab: Slab, transport: str, mode: Mode) -> Attached:
         """Attach a slab for this session alone; what those who are gone may still map is not its memory any more."""
         self._life.planes.check(transport)
-        had = slab.exclusive
-        self._life.exclusives.claim(slab, session)
+        exclusives = self._life.exclusives
+        exclusives.claim(slab, session)
         try:
-            if any(self._life.sessions.get(holder) is None for holder, _ in slab.holders):
+            while session.alive and slab.state == "live" and self._must_move(slab):
                 await self._move(slab)
-            return await self._attached_then(session, slab, transport, mode, 0)
+            await self._wait_out_move(session, slab)
+            # A grant that ended meanwhile, to come back narrower perhaps, has let others in again; so has another open
+            # of this session that came to nothing.
+            self._access.check(session, slab, mode, alone=True)
+            exclusives.claim(slab, session)
+            attached = await self._attached_then(session, slab, transport, mode, 0)
+            exclusives.confirm(slab)
+            return attached
         except BaseException:
-            if had is None and slab.exclusive == session.id:
-                self._life.exclusives.release(slab)
+            exclusives.withdraw(slab, session)
             raise
+
+    def _must_move(self, slab: Slab) -> bool:
+        """Tell whether those who are gone may map the slab's memory; it may be on its way, and not get there."""
+        return slab.moving is not None or any(self._life.sessions.get(holder) is None for holder, _ in slab.holders)

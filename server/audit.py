@@ -1,4 +1,4 @@
-"""The audit log: who asked for what, and what came of it, for each administrative act and each refusal.
+"""The audit log: who asked for what, and what came of it, for each administrative act and each refusal that is seen.
 
 One JSON object a line, to a file of its own or to the server's log. No request has a secret in what is noted of it.
 """
@@ -69,16 +69,30 @@ class AuditLog:
         self.note(_who(peer, session), request.operation, _object_of(request), "done")
 
     def refusal(self, peer: Peer, session: Session | None, request: Request, error: FarpoolError) -> None:
-        """Note that something was refused, or failed for an administrator."""
-        if not self._may_note():
-            self._suppressed += 1
-            return
+        """Note that something was refused, or that an act failed which would have been noted."""
         who = _who(peer, session)
         if session is None:
             who["tenant"] = getattr(request, "tenant", None)
         outcome = "refused" if isinstance(error, REFUSALS) else "failed"
-        kind = type(error).__name__
-        self.note(who, request.operation, _object_of(request), outcome, error=kind, reason=error.message)
+        self._refuse(who, request.operation, _object_of(request), outcome, error)
+
+    def handshake(self, peer: Peer, error: FarpoolError) -> None:
+        """Note that a client's certificate was refused, before it could ask for anything."""
+        self._refuse(_who(peer, None), "handshake", {}, "refused", error)
+
+    def data_refusal(self, transport: str, act: str, error: FarpoolError, about: Mapping[str, Any]) -> None:
+        """Note what a data plane has refused; ``more`` were refused so quickly that it could not tell of each."""
+        self._suppressed += about.get("more", 0)
+        who = {
+            "uid": about.get("uid"),
+            "pid": about.get("pid"),
+            "address": about.get("peer", ""),
+            "tenant": about.get("tenant"),
+            "session": about.get("session"),
+            "administrator": False,
+        }
+        slab = about.get("slab")
+        self._refuse(who, act, {} if slab is None else {"slab": slab}, "refused", error, transport=transport)
 
     def note(self, who: Mapping[str, Any], act: str, about: Mapping[str, Any], outcome: str, **more: Any) -> None:
         """Write one line."""
@@ -110,6 +124,14 @@ class AuditLog:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def _refuse(
+        self, who: Mapping[str, Any], act: str, about: Mapping[str, Any], outcome: str, error: FarpoolError, **more: Any
+    ) -> None:
+        if self._may_note():
+            self.note(who, act, about, outcome, error=type(error).__name__, reason=error.message, **more)
+        else:
+            self._suppressed += 1
 
     def _write(self, line: bytes) -> None:
         try:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from farpool.protocol.errors import FarpoolError, PoolFull
-from farpool.server.schema import APPLICATION_ID, DEFAULT_TENANT, QUARANTINE, SCHEMA, SCHEMA_VERSION, UPGRADES
+from farpool.server.schema import APPLICATION_ID, DEFAULT_TENANT, QUARANTINE, SCHEMA, SCHEMA_VERSION, STOPPED, UPGRADES
 from farpool.server.settings import ConfigurationError
 
 __all__ = ["DEFAULT_TENANT", "Catalog", "Change", "HolderRow", "QuarantineRow", "SessionRow", "SlabRow"]
@@ -170,7 +170,8 @@ class Catalog:
             raise sqlite3.DatabaseError(verdict)
         if not tables:
             marks = (f"PRAGMA application_id={APPLICATION_ID}", f"PRAGMA user_version={SCHEMA_VERSION}")
-            schema: list[Change] = [(statement, ()) for statement in (*SCHEMA.split(";"), QUARANTINE, *marks)]
+            statements = (*SCHEMA.split(";"), QUARANTINE, STOPPED, *marks)
+            schema: list[Change] = [(statement, ()) for statement in statements]
             self._commit(
                 [*schema, ("INSERT INTO tenants (name, created) VALUES (?, ?)", (DEFAULT_TENANT, time.time()))]
             )

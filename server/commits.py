@@ -8,7 +8,7 @@ which has the old memory then, ends as any slab does: its bytes stay charged unt
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import structlog
@@ -20,7 +20,7 @@ from farpool.server.catalog import Change
 from farpool.server.lifecycle import REPLACED, REVOKED, Lifecycle
 from farpool.server.long_work import LONG_BYTES
 from farpool.server.sessions import Session
-from farpool.server.slab_bytes import copier, summer
+from farpool.server.slab_bytes import Copier, summer
 from farpool.server.slabs import Checksums, Slab
 
 __all__ = ["Commits"]
@@ -46,10 +46,14 @@ class Replacement(NamedTuple):
 
 
 class Commits:
-    """Reserves, commits and moves. Not thread-safe; copies and checksums are made in the executor's threads."""
+    """Reserves, commits and moves. ``may_write`` raises where a session may not replace a slab's bytes.
 
-    def __init__(self, life: Lifecycle) -> None:
+    Not thread-safe; copies and checksums are made in the executor's threads, and rights are looked at after each.
+    """
+
+    def __init__(self, life: Lifecycle, may_write: Callable[[Session, Slab], None]) -> None:
         self._life = life
+        self._may_write = may_write
 
     # Reserving ----------------------------------------------------------------------------------------
 
@@ -77,15 +81,21 @@ class Commits:
 
     async def _make(self, session: Session | None, slab: Slab, draft: Slab, *, copy: bool, ended: str) -> None:
         life = self._life
-        try:
-            fill = copier(life.arena, slab.memory_id, draft.memory_id, slab.nbytes) if copy else None
-        except BaseException:
-            life.making.abandon(draft)
-            raise
-        await life.making.make_long(session, draft, fill)
+        with life.making.or_abandon(draft):
+            self._check_base(session, slab, draft, ended)
+            copier = Copier(life.arena, slab.memory_id, draft.memory_id, slab.nbytes) if copy else None
+        await life.making.make_long(session, draft, copier)
+        with life.making.or_abandon(draft):
+            self._check_base(session, slab, draft, ended)
+
+    def _check_base(self, session: Session | None, slab: Slab, draft: Slab, ended: str) -> None:
+        """Look whether a draft of the slab may still be made, after other requests had their turn."""
         if slab.state != "live":
-            life.making.abandon(draft)
             raise StaleSlab(f"{slab.label} has ended {ended}", id=slab.id)
+        if draft.called_off is not None:
+            raise draft.called_off
+        if session is not None:
+            self._may_write(session, slab)
 
     # Committing ---------------------------------------------------------------------------------------
 
@@ -138,6 +148,7 @@ class Commits:
         if len({slab.id for slab, _ in pairs}) < len(pairs):
             raise InvalidArgument("two drafts of one slab cannot be committed together; commit one after the other")
         for slab, _ in pairs:
+            self._may_write(session, slab)
             self._life.exclusives.check(slab, session)
         return pairs
 
@@ -172,6 +183,7 @@ class Commits:
         for slab, draft in pairs:
             if slab.state != "live" or draft.state != "live":
                 raise StaleSlab(f"{slab.label} or its draft has ended; nothing was committed", id=slab.id)
+            self._may_write(session, slab)
             self._life.exclusives.check(slab, session)
 
     # Replacing ----------------------------------------------------------------------------------------
@@ -218,7 +230,7 @@ class Commits:
         """Copy a slab to memory that nobody has mapped yet; handles of it follow, and late stores change nothing.
 
         Raises:
-            PoolFull: there is no room for a second copy; all is as it was.
+            PoolFull: there is no room for a second copy; all is as it was, and nobody has noticed.
             StaleSlab: the slab has ended meanwhile.
         """
         if slab.moving is not None:
@@ -227,17 +239,36 @@ class Commits:
         life = self._life
         draft = life.making.prepare_copy(slab)
         slab.moving = asyncio.Event()
-        life.close_off(slab)
         try:
-            await self._make(None, slab, draft, copy=True, ended="meanwhile")
-            life.admit_copy(draft)
-            self.replace([Replacement(slab, draft, slab.checksums, slab.commits)])
+            # All that takes room comes first: who has the slab attached is sent away only for a move that can be.
+            await self._make(None, slab, draft, copy=False, ended="meanwhile")
+            life.record_copy(draft)
+            try:
+                life.close_off(slab)
+                await self._fill(slab, draft)
+            except BaseException:
+                life.catalog.delete_slab(draft.id, held=False)
+                raise
+            life.slabs.admit(draft)
+            try:
+                self.replace([Replacement(slab, draft, slab.checksums, slab.commits)])
+            except BaseException:
+                life.end_slab(draft, REVOKED)
+                raise
         finally:
             if slab.state == "live":
                 life.generations.store(slab.slot, slab.generation)
             moved, slab.moving = slab.moving, None
             moved.set()
         log.info("slab moved", slab=slab.id, name=slab.name, nbytes=slab.nbytes)
+
+    async def _fill(self, slab: Slab, draft: Slab) -> None:
+        life = self._life
+        with life.making.or_abandon(draft):
+            copier = Copier(life.arena, slab.memory_id, draft.memory_id, slab.nbytes)
+        await life.making.work_on(None, draft, copier.copy)
+        with life.making.or_abandon(draft):
+            self._check_base(None, slab, draft, "meanwhile")
 
 
 def _changes(replacement: Replacement) -> list[Change]:

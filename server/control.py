@@ -191,13 +191,15 @@ class Connection(asyncio.Protocol):
     def _hear_last_words(self) -> None:
         """Do what a client asked that has gone since, as far as it gives something back; the rest has no taker."""
         while self.session is not None and self.session.alive and self._has_request():
-            payload = self._stream.take()
             with contextlib.suppress(FarpoolError):
-                message = decode_payload(payload)
-                request = decode_request(message)
+                request = decode_request(decode_payload(self._stream.take()))
                 if not isinstance(request, (Detach, Free, Goodbye)):
                     continue
-                reply = self._answer(0, request)
+                try:
+                    reply = self._answer(0, request)
+                except FarpoolError as error:
+                    self._fail(0, error, request)
+                    continue
                 if reply is not None and not isinstance(reply, Reply):
                     self._await(0, reply, request)
 
@@ -281,7 +283,7 @@ class Connection(asyncio.Protocol):
         except FarpoolError as error:
             self._fail(request_id, error, request)
         except Exception as error:  # noqa: BLE001  one request's bug must not take the loop down
-            self._fail(request_id, self._internal(error), request)
+            self._confess(request_id, error, request)
 
     def _answer(self, request_id: int, request: Request) -> Reply | Awaitable[Reply] | None:
         service = self._plane.service
@@ -361,7 +363,7 @@ class Connection(asyncio.Protocol):
             except FarpoolError as error:
                 self._fail(request_id, error, request)
             except Exception as error:  # noqa: BLE001  as in _take
-                self._fail(request_id, self._internal(error), request)
+                self._confess(request_id, error, request)
 
         task = self._plane.loop.create_task(finish())
         self._working.add(task)
@@ -381,19 +383,26 @@ class Connection(asyncio.Protocol):
             self.send(encode_reply(request_id, reply))
 
     def _fail(self, request_id: int, error: FarpoolError, request: Request | None) -> None:
-        if request is not None and (request.administrative or isinstance(error, REFUSALS)):
+        if request is not None and (request.administrative or request.audited or isinstance(error, REFUSALS)):
             self._plane.service.audit.refusal(self.peer, self.session, request, error)
         if request_id:
             self.send(encode_error(request_id, error))
 
-    def _internal(self, error: Exception) -> FarpoolError:
-        log.error("request failed", peer=str(self.peer), exc_info=error)
-        return FarpoolError(f"the server failed to answer ({type(error).__name__}: {error}); its log has more")
+    def _confess(self, request_id: int, error: Exception, request: Request | None) -> None:
+        """Say that a request failed by a fault of ours; without memory for words, by the end of the connection."""
+        try:
+            log.error("request failed", peer=str(self.peer), exc_info=error)
+            self._fail(request_id, _internal(error), request)
+        except MemoryError:
+            if self._transport is not None:
+                self._transport.abort()
 
     # Ends ---------------------------------------------------------------------------------------------
 
     def _refuse(self, reason: str, error: FarpoolError | None = None, alert: bytes | None = None) -> None:
         log.warning("connection refused", peer=str(self.peer), reason=reason)
+        if isinstance(error, REFUSALS):
+            self._plane.service.audit.handshake(self.peer, error)
         if alert is not None:
             self._part(alert)
             return
@@ -413,3 +422,9 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _internal(error: Exception) -> FarpoolError:
+    if isinstance(error, MemoryError):
+        return FarpoolError("the server's process has no memory left; give it more: ulimit -v, MemoryMax=")
+    return FarpoolError(f"the server failed to answer ({type(error).__name__}: {error}); its log has more")

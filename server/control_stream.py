@@ -9,7 +9,7 @@ import ssl
 from collections import deque
 from typing import Final
 
-from farpool.protocol.errors import FarpoolError, ProtocolError
+from farpool.protocol.errors import AuthenticationFailed, FarpoolError, ProtocolError
 from farpool.protocol.framing import MAX_REQUEST_BYTES, FrameDecoder
 from farpool.server.encryption import ControlTls, begins_tls
 
@@ -19,6 +19,9 @@ FRAMES_AT_ONCE: Final = 32
 """Requests that are cut out of what has come before others have their turn."""
 
 HTTP_METHODS: Final = ("GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH")
+
+NO_CERTIFICATE: Final = ("CERTIFICATE_VERIFY_FAILED", "PEER_DID_NOT_RETURN_A_CERTIFICATE")
+"""What OpenSSL says where it is the client's certificate that is refused, or missed."""
 
 NOT_OURS: Final = {
     **{f"{method} ".encode()[:4]: "an HTTP request" for method in HTTP_METHODS},
@@ -30,7 +33,7 @@ NOT_OURS: Final = {
 
 
 class Refused(Exception):
-    """The connection cannot go on, for *reason*; *error* is what its client would understand."""
+    """The connection cannot go on, for *reason*; *error* is what its client would understand, or was refused for."""
 
     def __init__(self, reason: str, error: FarpoolError | None = None, alert: bytes | None = None) -> None:
         super().__init__(reason)
@@ -96,7 +99,11 @@ class ControlStream:
         try:
             return tls.receive(data)
         except ssl.SSLError as error:
-            raise Refused(f"no TLS: {error.reason or error}", alert=tls.outgoing()) from error
+            refusal = None
+            if error.reason in NO_CERTIFICATE:
+                why = getattr(error, "verify_message", "") or "it has shown none"
+                refusal = AuthenticationFailed(f"the client's certificate was refused: {why}")
+            raise Refused(f"no TLS: {error.reason or error}", refusal, tls.outgoing()) from error
 
     def fill(self) -> bool:
         """Cut some requests out of what has come, if none wait; return whether any do, and raise :class:`Refused`."""

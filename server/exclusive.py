@@ -17,12 +17,14 @@ class Exclusives:
         self._catalog = catalog
         self._sessions = sessions
         self._slabs: dict[int, dict[int, Slab]] = {}
+        self._confirmed: set[int] = set()
 
     def restore(self, slabs: list[Slab]) -> None:
         """Go on with what a restart brought back."""
         for slab in slabs:
             if slab.exclusive is not None:
                 self._slabs.setdefault(slab.exclusive, {})[slab.id] = slab
+                self._confirmed.add(slab.id)
 
     def check(self, slab: Slab, session: Session) -> None:
         """Raise ``SlabBusy`` if another session has the slab for itself."""
@@ -53,6 +55,15 @@ class Exclusives:
             self._slabs.setdefault(session.id, {})[slab.id] = slab
             self._catalog.set_exclusive(slab.id, session.id)
 
+    def confirm(self, slab: Slab) -> None:
+        """Note that the session is told that it has the slab for itself."""
+        self._confirmed.add(slab.id)
+
+    def withdraw(self, slab: Slab, session: Session) -> None:
+        """Take back a claim that came to nothing, unless the session was told of another."""
+        if slab.exclusive == session.id and slab.id not in self._confirmed:
+            self.release(slab)
+
     def release(self, slab: Slab) -> None:
         """Let others in again; nothing happens if they are not kept out."""
         if slab.exclusive is None:
@@ -62,6 +73,7 @@ class Exclusives:
         if not mine:
             del self._slabs[slab.exclusive]
         slab.exclusive = None
+        self._confirmed.discard(slab.id)
         if slab.state == "live":
             self._catalog.set_exclusive(slab.id, None)
 

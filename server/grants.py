@@ -59,7 +59,7 @@ class Grants:
         clock: Clock,
         watch: Callable[[Callable[[], float], Callable[[], None]], None],
     ) -> None:
-        self.expired: Callable[[Grant], None] = self.forget
+        self.expired: Callable[[Grant], None] = self.close
         self._catalog = catalog
         self._slabs = slabs
         self._clock = clock

@@ -28,6 +28,7 @@ from farpool.server.making import Making
 from farpool.server.quarantine import Quarantine
 from farpool.server.sessions import Channel, Session, SessionEvent, SessionTable, Timing
 from farpool.server.slabs import Slab, SlabTable, close_mapping
+from farpool.server.stopping import leave_sessions, renumber, stopped_sessions
 from farpool.transports.contract import Mode
 
 __all__ = ["EXPIRED", "REPLACED", "REVOKED", "Lifecycle"]
@@ -81,6 +82,7 @@ class Lifecycle:
             self.leases.begin(slab)
         self.exclusives.restore(self.slabs.all())
         self.grants.restore()
+        self.sessions.remember(stopped_sessions(self.catalog))
 
     # Slabs begin --------------------------------------------------------------------------------------
 
@@ -105,14 +107,10 @@ class Lifecycle:
         self.leases.begin(slab)
         return params
 
-    def admit_copy(self, slab: Slab) -> None:
+    def record_copy(self, slab: Slab) -> None:
         """Note in the catalog what :meth:`Making.prepare_copy` has prepared, and nobody attaches."""
-        try:
+        with self.making.or_abandon(slab):
             self.catalog.insert_slab(_row_of(slab))
-        except BaseException:
-            self.making.abandon(slab)
-            raise
-        self.slabs.admit(slab)
 
     def attach(self, session: Session, slab: Slab, transport: str, mode: Mode) -> dict[str, Any]:
         """Let *session* reach the slab over *transport*; return the parameters for its client half."""
@@ -260,8 +258,11 @@ class Lifecycle:
                 self.catalog.delete_session(session.id)
         self._end_some(ending)
 
-    def quarantined(self) -> list[Quarantined]:
-        """Return what ended sessions may still have mapped, by host."""
+    def quarantined(self, *, by_host: bool) -> list[Quarantined]:
+        """Return what ended sessions may still have mapped, by host or in all."""
+        rows = self.quarantine.all()
+        if not by_host:
+            return [_quarantined("", len(rows), self._held_by_any([row.session for row in rows]))] if rows else []
         found: list[Quarantined] = []
         for host, rows in self.quarantine.hosts().items():
             slabs = self._held_by_any([row.session for row in rows])
@@ -323,12 +324,20 @@ class Lifecycle:
 
     async def finish(self) -> None:
         """End every session and wait for the work in threads; leased and persistent slabs stay."""
-        for session in self.sessions.all():
+        sessions, mapped = self.sessions.all(), [slab for slab in self.slabs.all() if self._may_be_mapped(slab)]
+        for session in sessions:
             self.sessions.end(session, SessionEvent.STOPPED)
         for slab in self.slabs.all():
             if slab.lease == "session":
                 self.end_slab(slab, REVOKED)
         await self.finish_work()
+        leave_sessions(self.catalog, sessions)
+        for slab in mapped:
+            if slab.state == "live":
+                renumber(self.catalog, self.generations, slab)
+
+    def _may_be_mapped(self, slab: Slab) -> bool:
+        return any(self.planes.may_map(transport) for _, transport in slab.holders)
 
     async def hand_over(self) -> None:
         """Finish what is under way, and leave every session to the next server."""

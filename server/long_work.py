@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
-__all__ = ["LONG_BYTES", "LongWork"]
+__all__ = ["LONG_BYTES", "LongWork", "threads_for_long_work"]
 
 T = TypeVar("T")
 
 LONG_BYTES: Final = 16 << 20
 """Slabs over this are made and removed in a thread: the kernel takes over a millisecond for their pages."""
+
+THREADS: Final = 2
+"""How many make and remove long slabs."""
+
+
+def threads_for_long_work() -> ThreadPoolExecutor:
+    """Return threads that all run already.
+
+    A server that has run out of memory could start none then, and what had asked for it would be done much later.
+    """
+    executor = ThreadPoolExecutor(THREADS, thread_name_prefix="farpool-pages")
+    met = threading.Barrier(THREADS + 1)
+    try:
+        for _ in range(THREADS):
+            executor.submit(met.wait)
+        met.wait()
+    except BaseException:
+        met.abort()
+        raise
+    return executor
 
 
 class LongWork:

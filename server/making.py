@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
 
-from farpool.protocol.errors import PermissionDenied
+from farpool.protocol.errors import FarpoolError, PermissionDenied
 from farpool.protocol.units import Lease
 from farpool.server.arena import Arena
 from farpool.server.catalog import Catalog
@@ -18,6 +18,7 @@ from farpool.server.generations import Generations
 from farpool.server.long_work import LongWork
 from farpool.server.quotas import NO_QUOTA, Quota
 from farpool.server.sessions import Session
+from farpool.server.slab_bytes import Copier
 from farpool.server.slabs import Slab, SlabTable
 
 __all__ = ["Making"]
@@ -85,19 +86,25 @@ class Making:
 
     def make(self, slab: Slab) -> None:
         """Make the memory of a prepared slab; undo the preparation if that fails."""
-        try:
+        with self.or_abandon(slab):
             self._arena.create(slab.memory_id, slab.nbytes)
-        except BaseException:
-            self.abandon(slab)
-            raise
 
-    async def make_long(self, session: Session | None, slab: Slab, fill: Callable[[], None] | None = None) -> None:
-        """Do the same in a thread, and then *fill*; raise ``PermissionDenied`` if the session ends meanwhile."""
-        making = self._work.in_thread(partial(_make, self._arena, slab.memory_id, slab.nbytes, fill))
+    async def make_long(self, session: Session | None, slab: Slab, copier: Copier | None = None) -> None:
+        """Do the same in a thread, and then copy.
+
+        Raises:
+            PermissionDenied: the session has ended meanwhile.
+            FarpoolError: what the slab was called off with meanwhile.
+        """
+        await self.work_on(session, slab, partial(_make, self._arena, slab.memory_id, slab.nbytes, copier))
+
+    async def work_on(self, session: Session | None, slab: Slab, work: Callable[[], None]) -> None:
+        """Do in a thread what a slab needs that does not live yet; abandon it, and raise, as :meth:`make_long` does."""
+        working = self._work.in_thread(work)
         try:
-            await asyncio.shield(making)
+            await asyncio.shield(working)
         except asyncio.CancelledError:
-            making.add_done_callback(lambda _: self.abandon(slab))
+            working.add_done_callback(lambda _: self.abandon(slab))
             raise
         except BaseException:
             self.abandon(slab)
@@ -105,6 +112,24 @@ class Making:
         if session is not None and not session.alive:
             self.abandon(slab)
             raise PermissionDenied(f"session {session.id} ended while its slab was being made")
+        if slab.called_off is not None:
+            self.abandon(slab)
+            raise slab.called_off
+
+    def call_off(self, tenant: str, why: FarpoolError, draft_of: int | None = None) -> None:
+        """Let nothing live that is being made for a tenant, or only no draft of one slab; it is abandoned when made."""
+        for slab in self._slabs.being_made():
+            if slab.tenant == tenant and draft_of in (None, slab.draft_of):
+                slab.called_off = why
+
+    @contextlib.contextmanager
+    def or_abandon(self, slab: Slab) -> Generator[None]:
+        """Abandon a slab that does not live yet if what is done inside fails."""
+        try:
+            yield
+        except BaseException:
+            self.abandon(slab)
+            raise
 
     def abandon(self, slab: Slab) -> None:
         """Undo :meth:`prepare`, and what was made since."""
@@ -116,7 +141,12 @@ class Making:
         self._slabs.abandon(slab)
 
 
-def _make(arena: Arena, memory_id: int, nbytes: int, fill: Callable[[], None] | None) -> None:
-    arena.create(memory_id, nbytes)
-    if fill is not None:
-        fill()
+def _make(arena: Arena, memory_id: int, nbytes: int, copier: Copier | None) -> None:
+    try:
+        arena.create(memory_id, nbytes)
+    except BaseException:
+        if copier is not None:
+            copier.close()
+        raise
+    if copier is not None:
+        copier.copy()

@@ -67,17 +67,17 @@ class Reports:
         slabs, more = self._life.slabs.page(session.tenant, request.after, limit, self._access.granted(session))
         return SlabList(slabs=[self.slab(slab) for slab in slabs], more=more)
 
-    def pool(self, *, draining: bool, addresses: list[str]) -> ServerStat:
-        """Return the pool's numbers."""
+    def pool(self, session: Session, *, draining: bool, addresses: list[str]) -> ServerStat:
+        """Return the pool's numbers; who is behind them, and what is where on the host, to administrators alone."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        slabs = self._life.slabs
+        slabs, arena, privileged = self._life.slabs, self._life.arena, session.administrator
         return ServerStat(
             server=SERVER_NAME,
             epoch=self._epoch,
-            pid=os.getpid(),
+            pid=os.getpid() if privileged else 0,
             uptime=self._clock() - self._started,
             state="draining" if draining else "serving",
-            arena=self._life.arena.path,
+            arena=arena.path if privileged or arena.device is not None else "",
             capacity=slabs.capacity,
             allocated=slabs.allocated,
             reclaiming=slabs.reclaiming,
@@ -87,5 +87,5 @@ class Reports:
             cpu_seconds=usage.ru_utime + usage.ru_stime,
             transports=self._life.planes.counters(),
             addresses=addresses,
-            quarantined=self._life.quarantined()[:MOST_HOSTS],
+            quarantined=self._life.quarantined(by_host=privileged)[:MOST_HOSTS],
         )

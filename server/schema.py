@@ -6,9 +6,9 @@ from typing import Final
 
 from farpool.protocol.tenant_messages import DEFAULT_TENANT
 
-__all__ = ["APPLICATION_ID", "DEFAULT_TENANT", "QUARANTINE", "SCHEMA", "SCHEMA_VERSION", "UPGRADES"]
+__all__ = ["APPLICATION_ID", "DEFAULT_TENANT", "QUARANTINE", "SCHEMA", "SCHEMA_VERSION", "STOPPED", "UPGRADES"]
 
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 APPLICATION_ID: Final = 0x4661_7270
 """``Farp`` in the header of the SQLite file, so that a foreign database is told apart."""
 
@@ -17,6 +17,9 @@ CREATE TABLE quarantine (
     session INTEGER PRIMARY KEY, pid INTEGER, begun INTEGER, boot_id TEXT NOT NULL, host TEXT NOT NULL,
     created REAL NOT NULL
 )"""
+
+STOPPED: Final = """
+CREATE TABLE stopped (session INTEGER PRIMARY KEY, secret_hash BLOB NOT NULL, epoch INTEGER NOT NULL)"""
 
 SCHEMA: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -50,6 +53,8 @@ Of a slab: ``generation`` is its memory's, and ``life`` the slab's own once a co
 ``memory`` is the id of that memory in the arena, NULL where it is the slab's own; ``draft_of`` is the slab that a draft
 is to replace the memory of; ``checksums`` are the crc32c of each ``block`` bytes; ``exclusive`` is the session that
 alone may attach it.
+
+Of ``stopped``: a session that ended because the server of that ``epoch`` stopped in order.
 """
 
 UPGRADES: Final = {
@@ -74,5 +79,6 @@ UPGRADES: Final = {
         "ALTER TABLE grants ADD COLUMN expires REAL",
         "ALTER TABLE sessions ADD COLUMN host TEXT NOT NULL DEFAULT ''",
     ),
+    3: (STOPPED,),
 }
 """By version, what makes the next version's schema of it."""

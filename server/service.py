@@ -114,7 +114,7 @@ class PoolService:
         self.last_request = clock()
         """When something was last asked, heartbeats apart; a drain ends when nothing is asked any more."""
         self._clock = clock
-        self._commits = Commits(life)
+        self._commits = Commits(life, lambda session, slab: self.access.check(session, slab, "rw"))
         self.turns = turns
         self.waiting = Waiting(life, turns, clock)
         self.access = Access(life, tenants, self._commits.move)
@@ -205,7 +205,7 @@ class PoolService:
             case Listing():
                 return self._reports.slabs(session, request)
             case Stat():
-                return self._reports.pool(draining=self.draining, addresses=self.addresses)
+                return self._reports.pool(session, draining=self.draining, addresses=self.addresses)
             case Release():
                 return self.life.release_host(request.host)
             case _:

@@ -11,7 +11,7 @@ import hmac
 import math
 import secrets
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Final, Protocol
 
@@ -197,6 +197,8 @@ class SessionTable:
         self._ended = ended
         self._sessions: dict[int, Session] = {}
         self._of_tenant: Counter[str] = Counter()
+        self._stopped: Mapping[int, bytes] = {}
+        self._stopped_until = -math.inf
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -243,15 +245,23 @@ class SessionTable:
         self._add(session)
         return session
 
+    def remember(self, stopped: Mapping[int, bytes]) -> None:
+        """For a grace, tell the clients of sessions that the last server ended as it stopped that this was why."""
+        self._stopped, self._stopped_until = stopped, self._clock() + self.timing.resume_grace
+
     def resume(self, session_id: int, secret: bytes, channel: Channel) -> Session:
         """Give a session a new connection; raise ``AuthenticationFailed`` if it ended or that is wrong."""
         session = self._sessions.get(session_id)
         expected = session.secret_hash if session is not None else bytes(32)
         if not hmac.compare_digest(hash_secret(secret), expected) or session is None:
+            details = {"session": session_id}
+            if self._clock() < self._stopped_until:
+                ended = self._stopped.get(session_id, bytes(32))
+                details["stopped"] = hmac.compare_digest(hash_secret(secret), ended)
             raise AuthenticationFailed(
                 f"session {session_id} cannot be resumed: it has ended, or the secret is not its own; open "
                 "a new session",
-                session=session_id,
+                **details,
             )
         before, session.channel = session.channel, channel
         session.served = ServedSession(session.id, session.tenant, secret)

@@ -18,7 +18,7 @@ from farpool.protocol.checksums import WORD, block_length, blocks_in, checksum
 from farpool.protocol.errors import CorruptData
 from farpool.server.arena import Arena
 
-__all__ = ["copier", "summer"]
+__all__ = ["Copier", "summer"]
 
 STEP_BYTES: Final = 1 << 20
 """Bytes that are dealt with at a time: they stay in the processor's cache from the reading to the use."""
@@ -37,9 +37,9 @@ class Source(Protocol):
 class FileSource:
     """A slab's file."""
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._buffer = memoryview(bytearray(STEP_BYTES))
+    def __init__(self, arena: Arena, memory_id: int, nbytes: int) -> None:
+        self._buffer = memoryview(bytearray(min(nbytes, STEP_BYTES)))
+        self._fd = arena.open_descriptor(memory_id, "r")
 
     def piece(self, offset: int, nbytes: int) -> memoryview:
         """Return *nbytes* at *offset*, good until the next call."""
@@ -77,7 +77,7 @@ class MappedSource:
 
 def _source(arena: Arena, memory_id: int, nbytes: int) -> Source:
     if arena.device is None:
-        return FileSource(arena.open_descriptor(memory_id, "r"))
+        return FileSource(arena, memory_id, nbytes)
     return MappedSource(arena.map(memory_id, nbytes), incoherent=arena.incoherent)
 
 
@@ -107,21 +107,27 @@ def _block_sums(source: Source, nbytes: int, block: int) -> Iterator[bytes]:
         yield WORD.pack(word)
 
 
-def copier(arena: Arena, source_id: int, target_id: int, nbytes: int) -> Callable[[], None]:
-    """Open a slab's memory, and return what copies it to that of *target_id*, for a thread to call once.
+class Copier:
+    """A slab's memory, open from now on, and that of *target_id*, which need not exist yet: copied once, or closed."""
 
-    The target need not exist yet, and is opened by the thread.
-    """
-    source = _source(arena, source_id, nbytes)
+    def __init__(self, arena: Arena, source_id: int, target_id: int, nbytes: int) -> None:
+        self._arena = arena
+        self._source = _source(arena, source_id, nbytes)
+        self._target_id = target_id
+        self._nbytes = nbytes
 
-    def copy() -> None:
-        with contextlib.closing(source):
+    def copy(self) -> None:
+        """Copy every byte, in a thread, and close the memory."""
+        arena, target_id, nbytes = self._arena, self._target_id, self._nbytes
+        with contextlib.closing(self._source) as source:
             if arena.device is None:
                 _copy_to_file(source, arena.open_descriptor(target_id, "rw"), nbytes)
             else:
                 _copy_to_device(source, arena.map(target_id, nbytes), nbytes, incoherent=arena.incoherent)
 
-    return copy
+    def close(self) -> None:
+        """Close the memory: there will be no copy."""
+        self._source.close()
 
 
 def _copy_to_file(source: Source, fd: int, nbytes: int) -> None:

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import structlog
 
 from farpool.native.mapping import Mapping as MemoryMapping
-from farpool.protocol.errors import NameTaken, PoolFull, RegionInUse, SlabNotFound, StaleSlab
+from farpool.protocol.errors import FarpoolError, NameTaken, PoolFull, RegionInUse, SlabNotFound, StaleSlab
 from farpool.protocol.units import Lease, format_bytes
 from farpool.server.arena import Arena
 from farpool.server.quotas import Account
@@ -43,6 +43,7 @@ class Slab:
         "_arena",
         "_mapping",
         "atomics",
+        "called_off",
         "charged",
         "checksums",
         "commits",
@@ -96,6 +97,8 @@ class Slab:
         self.checksums = Checksums()
         self.draft_of = draft_of
         """The slab whose memory it is to replace, if it is a draft: nobody else finds it then."""
+        self.called_off: FarpoolError | None = None
+        """Why it must not live, if that was found out while it was being made."""
         self.exclusive: int | None = None
         """Session that alone may attach it."""
         self.moving: asyncio.Event | None = None

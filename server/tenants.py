@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from farpool.protocol.credentials import VERIFIER_BYTES
 from farpool.protocol.errors import InvalidArgument, NameTaken, PermissionDenied
@@ -14,6 +14,8 @@ from farpool.server.catalog import DEFAULT_TENANT, Catalog
 from farpool.server.quotas import NO_QUOTA, Quota
 
 __all__ = ["NO_QUOTA", "Quota", "Tenant", "TenantSettings", "Tenants"]
+
+END_SLABS: Final = "UPDATE slabs SET reclaiming = 1, name = NULL, owner = NULL WHERE tenant = ?"
 
 
 class TenantSettings(Protocol):
@@ -159,9 +161,9 @@ class Tenants:
             )
 
     def remove(self, name: str) -> None:
-        """Forget a tenant."""
+        """Forget a tenant, whose slabs have all ended: those whose memory is still there must not be the next one's."""
         self.check_removable(name)
-        self._catalog.write(("DELETE FROM tenants WHERE name = ?", (name,)))
+        self._catalog.write((END_SLABS, (name,)), ("DELETE FROM tenants WHERE name = ?", (name,)))
         del self._tenants[name]
 
     def _insert(self, name: str, verifier: bytes | None) -> Tenant:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from farpool.native.cipher import Encryptor
     from farpool.native.mapping import Mapping as MemoryMapping
     from farpool.native.tls import TlsClient
+    from farpool.protocol.errors import FarpoolError
     from farpool.protocol.messages import Offer
 
 __all__ = [
@@ -129,9 +130,7 @@ class ServerContext:
     settings: Mapping[str, Any]
     """The transport's own settings; tcp knows ``listen`` (``HOST:PORT``), ``threads`` and its limits."""
     report: Callable[[str, Mapping[str, Any]], None]
-    """Log one event of the data plane that an operator should see: ``report("refused", {"peer": ..., "reason": ...})``.
-
-    Any thread may call it."""
+    """Log what an operator should see: ``report("garbage", {"peer": ..., "reason": ...})``. Any thread may call it."""
     session_of: Callable[[int], ServedSession | None]
     """Find a session that may use data planes now."""
     device: ServedDevice | None = None
@@ -148,6 +147,8 @@ class ServerContext:
     """Whether the pool has more than one tenant now: then none may take all of what the data plane has."""
     changed: Callable[[int], None] = lambda slab_id: None
     """Say in which slab a word that somebody waits for was stored to. The loop's thread alone calls it."""
+    refused: Callable[[str, FarpoolError, Mapping[str, Any]], None] = lambda act, error, about: None
+    """Tell the audit log who was refused what: ``refused("write", error, {"peer": ...})``. Any thread may."""
 
 
 class ServerTransport(Protocol):
@@ -227,8 +228,7 @@ class ClientContext:
     negotiate: Callable[[Mapping[str, Any], float], Mapping[str, Any]] = _nobody_answers
     """``negotiate(params, seconds)`` sends *params* to the server half over the control plane; returns its answer."""
     connected: Callable[[], bool] = lambda: True
-    """Whether the control plane's connection is up: one system call. A data plane that cannot see for itself that the
-    server has gone asks before it uses a connection that rested."""
+    """Whether the control connection is up: one system call. Who cannot see otherwise that the server has gone asks."""
     tls: TlsClient | None = None
     """What the control connection is encrypted with, and data connections must be; None in clear."""
 
@@ -242,9 +242,9 @@ class Ticket:
     generation: int
     writable: bool
     params: Mapping[str, Any]
+    """What ``publish`` has returned, and as ``epoch`` the count of the server's start in which it holds."""
     renew: Callable[[float], Mapping[str, Any]]
-    """``renew(seconds)`` attaches again through the control plane, reconnecting it if it must, and returns new
-    ``params``. Raises ``StaleSlab`` if the slab is gone, ``ServerLost`` or ``DeadlineExceeded``."""
+    """``renew(seconds)`` attaches again, reconnecting if it must; returns new ``params``, or raises why it cannot."""
     timeout: float = 10.0
     """Default deadline of an operation in seconds."""
     atomics: str = "cpu"
@@ -256,12 +256,11 @@ class Ticket:
 class Region(Protocol):
     """One attached slab as one transport reaches it. Thread-safe.
 
-    Offsets and lengths are bytes within the slab. ``timeout`` is seconds; None takes the ticket's, and what is
-    no number over 0 raises ``InvalidArgument`` on every transport, whether it waits for anyone or not. Every method
-    raises ``StaleSlab`` if the slab was freed, revoked or has expired (or the region is closed), ``ServerLost`` and
-    ``DeadlineExceeded``; ranges past the end raise ``OutOfBounds`` and move no byte; writes and atomics on a read-only
-    grant raise ``ReadOnly``. Buffers must be C-contiguous, else ``ValueError``; ``read_into`` needs writable ones,
-    else ``TypeError``.
+    Offsets and lengths are bytes within the slab. ``timeout`` is seconds; None is the ticket's, and what is no number
+    over 0 raises ``InvalidArgument``, even where nobody is waited for. Every method raises ``StaleSlab`` if the slab
+    was freed, revoked or has expired (or the region is closed), ``ServerLost`` and ``DeadlineExceeded``; ranges past
+    the end raise ``OutOfBounds``, with no byte moved; writes and atomics on a read-only grant raise ``ReadOnly``.
+    Buffers are C-contiguous, else ``ValueError``, and writable for ``read_into``, else ``TypeError``.
     """
 
     @property
@@ -316,7 +315,7 @@ class Region(Protocol):
     def view(self, offset: int = 0, nbytes: int | None = None) -> memoryview:
         """Return the slab's own memory, read-only on a read-only grant; ``NotMappable`` but on cxl.
 
-        The view keeps the region alive.
+        The view keeps the region alive; ``retire()``, which such a region has too, leaves it to its views alone.
         """
         ...
 

@@ -168,11 +168,38 @@ def overwrite(pool: farpool.Pool, name: str = "") -> None:
     print("stale", again.read(5).decode(), flush=True)
 
 
+def own_and_share(pool: farpool.Pool, owned: str, shared: str) -> None:
+    """Have one slab alone and share another, be stopped until the session has ended, and store to both."""
+    alone, with_others = pool.open(owned, exclusive=True), pool.open(shared)
+    seen, session = alone.load(8), pool.session_id
+    print("ready", flush=True)
+    sys.stdin.readline()
+    print(outcome_of(lambda: alone.store(8, seen + 1)), alone.exclusive, flush=True)
+    pool.stat()
+    assert pool.session_id != session
+    print(outcome_of(lambda: alone.store(8, seen + 1)), outcome_of(lambda: with_others.store(8, 1)), flush=True)
+    print(outcome_of(alone.free), outcome_of(with_others.free), flush=True)
+    assert pool.open(shared).load(8) == 2
+
+
+def outcome_of(call: Callable[[], object]) -> str:
+    """Return what became of *call*: whether a write whose answer did not come has taken effect is unknown."""
+    while True:
+        try:
+            call()
+        except farpool.ServerLost:
+            continue
+        except farpool.FarpoolError as error:
+            return type(error).__name__
+        return "done"
+
+
 def main(task: str, url: str, transport: str, *arguments: str) -> None:
     tasks: dict[str, Callable[..., None]] = {
         function.__name__: function
         for function in (
-            *(count, fork, hold_the_interpreter, interrupt_reads, interrupt_waiting, overwrite, reserve_and_wait),
+            *(count, fork, hold_the_interpreter, interrupt_reads, interrupt_waiting),
+            *(overwrite, own_and_share, reserve_and_wait),
         )
     }
     signal.signal(signal.SIGALRM, signal.default_int_handler)

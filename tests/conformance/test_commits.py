@@ -277,6 +277,27 @@ def test_views_show_the_version_they_were_made_from(pool: AnyPool) -> None:
     slab.free()
 
 
+@pytest.mark.usefixtures("needs_views")
+def test_a_view_of_one_draft_only_puts_the_batch_off(pool: AnyPool) -> None:
+    """Those before it were let go of already, which the server must learn all the same."""
+    slabs = [pool.allocate(4096) for _ in range(3)]
+    drafts = [slab.reserve() for slab in slabs]
+    for draft in drafts:
+        draft.write(b"new")
+    view = drafts[1].view()
+    for _ in range(2):
+        with pytest.raises(farpool.RegionInUse):
+            pool.commit(drafts)
+    assert [slab.read(3) for slab in slabs] == [bytes(3)] * 3
+    view.release()
+    del view
+    pool.commit(drafts)
+    assert [slab.read(3) for slab in slabs] == [b"new"] * 3
+    wait_until_nothing_reclaims(pool)
+    for slab in slabs:
+        slab.free()
+
+
 # The writer dies, and so does the server --------------------------------------------------------------------------
 
 

@@ -56,6 +56,16 @@ def wait_until_gone(pool: farpool.Pool, slab_id: int) -> None:
         time.sleep(0.02)
 
 
+def open_alone(pool: farpool.Pool, name: str) -> farpool.Slab:
+    deadline = time.monotonic() + WITHIN
+    while True:
+        try:
+            return pool.open(name, exclusive=True)
+        except farpool.SlabBusy:
+            assert time.monotonic() < deadline, "the session that holds it lives on"
+            time.sleep(0.02)
+
+
 def test_late_stores_reach_nobody(impatient: EmbeddedServer, transport: str, start_child: StartChild) -> None:
     with farpool.connect(impatient.url, transport=transport, timeout=WITHIN) as pool:
         child = start_child("overwrite", impatient.url, transport)
@@ -87,20 +97,39 @@ def test_who_has_a_slab_alone_has_it_where_a_stopped_holder_cannot_reach(
         child = start_child("overwrite", impatient.url, transport, "left")
         assert line_of(child)[0] == "ready"
         stop(child)
-        deadline = time.monotonic() + WITHIN
-        while True:
-            try:
-                mine = pool.open("left", exclusive=True)
-                break
-            except farpool.SlabBusy:
-                assert time.monotonic() < deadline, "its session lives on"
-                time.sleep(0.02)
+        mine = open_alone(pool, "left")
         assert set(mine.read(NBYTES)) <= {0, 0xEE, 1}
         mine.write(OURS)
         child.send_signal(signal.SIGCONT)
         assert line_of(child) == ["stale", "again"]
         assert mine.read(NBYTES) == OURS
         mine.free()
+        _, errors = child.communicate(timeout=WITHIN)
+        assert child.returncode == 0, errors
+
+
+def test_who_was_away_comes_too_late_though_nobody_has_the_slab_any_more(
+    impatient: EmbeddedServer, transport: str, start_child: StartChild
+) -> None:
+    """Another had it alone meanwhile, and let go of it: what the first has computed from what it read is overtaken."""
+    with farpool.connect(impatient.url, transport=transport, timeout=WITHIN) as pool:
+        for name in ("owned", "shared"):
+            pool.allocate(4096, name=name, lease="persistent").close()
+        child = start_child("own_and_share", impatient.url, transport, "owned", "shared")
+        assert line_of(child) == ["ready"]
+        stop(child)
+        with open_alone(pool, "owned") as mine:
+            mine.store(8, 100)
+        with pool.open("shared") as shared:
+            shared.store(8, 2)
+        assert child.stdin is not None
+        child.send_signal(signal.SIGCONT)
+        child.stdin.write("\n")
+        child.stdin.flush()
+        assert line_of(child) == ["StaleSlab", "False"]
+        assert line_of(child) == ["StaleSlab", "StaleSlab"]
+        assert line_of(child) == ["StaleSlab", "StaleSlab"]
+        assert pool.open("owned").load(8) == 100
         _, errors = child.communicate(timeout=WITHIN)
         assert child.returncode == 0, errors
 

@@ -66,6 +66,24 @@ def test_killed(own_server: EmbeddedServer, pools: dict[str, AnyPool], transport
             late.open("sync persistent")
 
 
+def test_who_reads_since_is_not_taken_for_who_wrote_before(
+    own_server: EmbeddedServer, pools: dict[str, AnyPool]
+) -> None:
+    """What one start of the server has handed out may name something else in the next."""
+    writers = {api: pool.allocate(4096, name=api, lease="persistent") for api, pool in pools.items()}
+    for writer in writers.values():
+        writer.write(b"before")
+    own_server.kill()
+    own_server.start()
+    readers = {api: pool.open(api, mode="r") for api, pool in pools.items()}
+    for api, reader in readers.items():
+        assert reader.read(6) == b"before"
+        assert writers[api].write(b"after") == 5
+        assert reader.read(5) == b"after"
+        with pytest.raises(farpool.ReadOnly):
+            reader.write(b"x")
+
+
 def test_taken_over(own_server: EmbeddedServer, pools: dict[str, AnyPool], transport: str) -> None:
     """Another server goes on with the sessions; connections of every kind are made anew."""
     slabs = {api: pool.allocate(70_000, name=api) for api, pool in pools.items()}
@@ -121,10 +139,25 @@ def test_without_its_slabs(own_server: EmbeddedServer, pools: dict[str, AnyPool]
             pools[api].open(name)
 
 
+def test_let_go_of_while_the_server_is_dead(own_server: EmbeddedServer, pools: dict[str, AnyPool]) -> None:
+    """The word of it comes once the session goes on, so that others may have the slab for themselves."""
+    for pool in pools.values():
+        pool.allocate(4096, name="left", lease="persistent").close()
+        held = pool.open("left")
+        own_server.kill()
+        held.close()
+        own_server.start()
+        pool.stat()
+        for other in pools.values():
+            if other is not pool:
+                other.open("left", exclusive=True).free()
+
+
 def test_stopped_in_order(own_server: EmbeddedServer, pools: dict[str, AnyPool]) -> None:
     """Then sessions end and their slabs go; persistent ones stay, also for handles that were open all the time."""
     slabs = {api: pool.allocate(4096, name=api) for api, pool in pools.items()}
     kept = {api: pool.allocate(4096, lease="persistent") for api, pool in pools.items()}
+    readers = {api: pool.open(kept[api].id, mode="r") for api, pool in pools.items()}
     for slab in (*slabs.values(), *kept.values()):
         slab.write(b"data")
     sessions = {api: pool.session_id for api, pool in pools.items()}
@@ -134,9 +167,46 @@ def test_stopped_in_order(own_server: EmbeddedServer, pools: dict[str, AnyPool])
         assert pool.session_id != sessions[api]
         with pytest.raises(farpool.StaleSlab):
             slabs[api].read(4)
+        kept[api].notify(8)
         assert kept[api].read(4) == b"data"
         assert kept[api].write(b"more") == 4
         assert kept[api].fetch_add(8, 1) == 0
+        assert readers[api].read(4) == b"more"
+        assert kept[api].wait(8, 0) == 1
+        kept[api].reserve().close()
+        kept[api].free()
+
+
+def test_stopped_in_order_means_that_nobody_has_a_slab_alone(
+    own_server: EmbeddedServer, pools: dict[str, AnyPool], transport: str
+) -> None:
+    """Who had one has it no more, and who shared one goes on only where others let him."""
+    alone: dict[str, AnySlab] = {}
+    shared: dict[str, AnySlab] = {}
+    for api, pool in pools.items():
+        shared[api] = pool.allocate(4096, name=f"shared {api}", lease="persistent")
+        pool.allocate(4096, name=f"alone {api}", lease="persistent").close()
+        alone[api] = pool.open(f"alone {api}", exclusive=True)
+        alone[api].write(b"ours")
+    own_server.restart()
+    with farpool.connect(own_server.url, transport=transport) as other:
+        taken = [other.open(slab.id, exclusive=True) for slab in shared.values()]
+        for slab in taken:
+            slab.write(b"theirs")
+        for api, pool in pools.items():
+            with pytest.raises(farpool.SlabBusy):
+                shared[api].write(b"late")
+            with pytest.raises(farpool.StaleSlab):
+                alone[api].write(b"late")
+            assert not alone[api].exclusive
+            assert pool.open(alone[api].id, exclusive=True).read(4) == b"ours"
+        for slab in taken:
+            assert slab.read(6) == b"theirs"
+            slab.close()
+        other.stat()
+        for handle in shared.values():
+            assert handle.read(6) == b"theirs"
+            assert handle.write(b"ours") == 4
 
 
 def test_away_for_longer_than_the_deadline(

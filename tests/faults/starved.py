@@ -12,6 +12,7 @@ import inspect
 import json
 import resource
 import sys
+import time
 from collections.abc import AsyncGenerator, Coroutine, Generator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -80,6 +81,16 @@ def open_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir())) - 1
 
 
+def still_open(before: set[Path]) -> list[Path]:
+    """Return what was opened since; a thread that has been told to end has its time to close what it holds."""
+    end = time.monotonic() + 5
+    while left := [path for path in Path("/proc/self/fd").iterdir() if path not in before and path.exists()]:
+        if time.monotonic() > end:
+            return left
+        time.sleep(0.01)
+    return []
+
+
 def outcome_of(job: Coroutine[Any, Any, None]) -> str:
     """Do the job; return "" or our error's text."""
     before = set(Path("/proc/self/fd").iterdir())
@@ -88,7 +99,7 @@ def outcome_of(job: Coroutine[Any, Any, None]) -> str:
     except farpool.FarpoolError as error:
         return f"{type(error).__name__}: {error}"
     finally:
-        left = [path for path in Path("/proc/self/fd").iterdir() if path not in before and path.exists()]
+        left = still_open(before)
         assert not left, f"some descriptors were left open: {[path.readlink() for path in left]}"
     return ""
 

@@ -102,6 +102,20 @@ def test_a_full_file_system_is_pool_full_and_no_sigbus(small: Path, serve: Serve
         assert pool.allocate(400_000).read(8) == bytes(8)
 
 
+@pytest.mark.root
+def test_copies_that_find_no_room_leave_nothing_open(small: Path, serve: Serve) -> None:
+    """The fixture sees what the server holds in the end."""
+    server = serve(arena=small, capacity="64MiB")
+    with farpool.connect(server.url, transport="tcp") as pool:
+        slab = pool.allocate(MIB)
+        fill_the_rest(small)
+        for _ in range(5):
+            with pytest.raises(farpool.PoolFull):
+                slab.reserve(copy=True)
+        (small / "other").unlink()
+        slab.reserve(copy=True).commit()
+
+
 def fill_the_rest(place: Path) -> None:
     """Take every page that is left, as another program might."""
     with (place / "other").open("wb", buffering=0) as other:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
+import threading
 import time
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 
 import pytest
-from tests.faults.conftest import APIS, TRANSPORTS, Serve, StartClient, patience, until
+from tests.faults.conftest import APIS, TRANSPORTS, Serve, StartClient, ends_in_time, patience, until
 
 import farpool
 from farpool.client.slab import Slab
@@ -100,6 +103,28 @@ async def test_clients_that_make_no_call_keep_their_sessions(serve: Serve) -> No
             time.sleep(grace + 1)  # noqa: ASYNC251  the event loop need not run
             assert await awaited_slab.read(4) == bytes(4)
             assert [slab.read(4) for slab in slabs] == [bytes(4)] * len(slabs)
+
+
+async def test_awaited_calls_need_none_of_the_threads_of_the_event_loop(serve: Serve) -> None:
+    """An application may keep all of them busy for as long as it likes."""
+    server = serve()
+    loop, done = asyncio.get_running_loop(), threading.Event()
+    executor = ThreadPoolExecutor(1)
+    loop.set_default_executor(executor)
+    busy = loop.run_in_executor(None, done.wait)
+    try:
+        async with farpool.aio.connect(server.url, transport="tcp") as pool:
+            slab = await pool.allocate(4096)
+            await slab.write(b"word")
+            server.kill()
+            with ends_in_time(TIMEOUT, "a read"), suppress(farpool.ServerLost, farpool.DeadlineExceeded):
+                await slab.read(4, timeout=TIMEOUT)
+            server.start()
+            assert await slab.read(4, timeout=30.0) == b"word"
+    finally:
+        done.set()
+        await busy
+        executor.shutdown()
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -179,8 +179,12 @@ class Target:
 
 
 def is_about(entry: dict[str, Any], peer: str) -> bool:
-    """Tell whether a log entry names the peer; the opening of a session is no complaint."""
-    return entry.get("peer") == peer and entry["event"] != "session opened"
+    """Tell whether a log entry names the peer, or one of the audit log does that a data plane has made.
+
+    The opening of a session is no complaint.
+    """
+    named = entry.get("address" if entry["event"] == "audit" and "transport" in entry else "peer")
+    return named == peer and entry["event"] != "session opened"
 
 
 def connect_to(address: tuple[str, int] | str, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:

@@ -12,7 +12,6 @@ import os
 import socket
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
@@ -22,6 +21,7 @@ from typing import Any
 
 import farpool
 from farpool.client.connection import Connection
+from farpool.client.parting import Parting
 from farpool.native.control_channel import ControlChannel
 from farpool.native.tcp_wire import ANSWER_BYTES, OPERATIONS, pack_hello, pack_request, unpack_answer
 from farpool.protocol.messages import (
@@ -117,7 +117,7 @@ def tries_of_sessions(target: dict[str, Any]) -> Iterator[tuple[str, Try]]:
     def resume(secret: bytes) -> None:
         wire = socket.socket(socket.AF_UNIX)
         wire.connect(target["url"].removeprefix("unix://"))
-        connection = Connection(ControlChannel(wire.detach(), 1 << 20), deque(), print)
+        connection = Connection(ControlChannel(wire.detach(), 1 << 20), Parting(), print)
         try:
             hello = Hello(protocol=1, client="x", resume=ResumeKey(session=target["session"], secret=secret))
             deadline = time.monotonic() + 20
@@ -239,7 +239,11 @@ def main(uid: int, target: dict[str, Any]) -> None:
                 kept.append(remote.allocate("1MiB"))
             except farpool.FarpoolError as error:
                 refusal = type(error).__name__
-        print(json.dumps({"outcomes": outcomes, "seen": seen, "allocated": len(kept), "refusal": refusal}))
+        stat = mapped.stat()
+        told = [stat.pid, stat.arena, [entry.host for entry in stat.quarantined]]
+        print(
+            json.dumps({"outcomes": outcomes, "seen": seen, "allocated": len(kept), "refusal": refusal, "told": told})
+        )
 
 
 if __name__ == "__main__":

@@ -80,6 +80,7 @@ def test_an_intruder_gets_nothing(server: EmbeddedServer) -> None:
         assert [what for what, error in outcomes.items() if not error] == []
         assert len(report["seen"]) == 3, "it sees those of its own"
         assert slab.id not in report["seen"]
+        assert report["told"] == [0, "", []], "stat tells it where the server and its files are, or who else is there"
         assert report["refusal"] == "QuotaExceeded"
         assert report["allocated"] < MEBIBYTES
         assert slab.read(len(SECRET)) == SECRET

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from farpool.protocol.addresses import MAX_SOCKET_PATH_BYTES
-from farpool.protocol.errors import ProtocolError, TransportUnavailable
+from farpool.protocol.errors import AuthenticationFailed, ProtocolError, ReadOnly, TransportUnavailable
 from farpool.transports.connection_limits import ConnectionLimits, connection_limits
 from farpool.transports.contract import Mode, ServedSession, ServedSlab, ServerContext
 from farpool.transports.cxl import descriptors
@@ -139,7 +139,7 @@ class CxlServer:
     def _answer(self, connection: socket.socket, request: DescriptorRequest) -> None:
         status, descriptor = self._admit(connection, request), None
         if status == descriptors.OK:
-            status, descriptor = self._open(request)
+            status, descriptor = self._open(connection, request)
         if status == descriptors.OK:
             self._passed += 1
         elif status != descriptors.NAMED:
@@ -159,10 +159,12 @@ class CxlServer:
             return descriptors.NAMED
         session = self._context.session_of(request.session)
         if session is None or not hmac.compare_digest(session.secret, request.secret):
+            refusal = AuthenticationFailed("the session and secret of its request are not of a session that is open")
+            self._context.refused("descriptor", refusal, _described(connection))
             return descriptors.REFUSED
         return self._connections.know(connection, session)
 
-    def _open(self, request: DescriptorRequest) -> tuple[int, int | None]:
+    def _open(self, connection: socket.socket, request: DescriptorRequest) -> tuple[int, int | None]:
         """Check the request against what was granted, and open the file."""
         assert self._context is not None
         try:
@@ -170,6 +172,11 @@ class CxlServer:
                 return descriptors.OK, os.open(self._context.generations_path, os.O_RDONLY | os.O_CLOEXEC)
             slab, modes = self._grants.get(request.slab, {}).get(request.session, (None, set[Mode]()))
             mode: Mode = "rw" if request.writable else "r"
+            session = self._context.session_of(request.session)
+            if slab is not None and slab.generation == request.generation and mode == "rw" and modes == {"r"}:
+                about = {"slab": slab.id, "session": request.session, "tenant": session.tenant if session else None}
+                error = ReadOnly("its session has the slab for reading only, and asked for a descriptor to write with")
+                self._context.refused("descriptor", error, _described(connection) | about)
             if slab is None or slab.generation != request.generation or not modes & {mode, "rw"}:
                 return descriptors.STALE, None
             return descriptors.OK, slab.open_descriptor(mode)
@@ -252,9 +259,14 @@ def _bind(path: str, mode: int) -> socket.socket:
 
 
 def _peer(connection: socket.socket) -> str:
+    return str(_described(connection)["peer"])
+
+
+def _described(connection: socket.socket) -> dict[str, Any]:
+    """Return who is on the other end, as the kernel says."""
     try:
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     except OSError:
-        return "unix"
+        return {"peer": "unix"}
     pid, uid = int.from_bytes(credentials[:4], "little"), int.from_bytes(credentials[4:8], "little")
-    return f"unix:pid={pid},uid={uid}"
+    return {"peer": f"unix:pid={pid},uid={uid}", "pid": pid or None, "uid": uid}

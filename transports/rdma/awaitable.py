@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from farpool.native.rdma_region import RdmaRegion
 from farpool.protocol.errors import DeadlineExceeded, ServerLost, StaleSlab
 from farpool.transports.rdma.binding import Connected
 from farpool.transports.renewing import renew
+from farpool.transports.threads import in_thread
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -33,11 +35,14 @@ MOST_PARTS = 64
 class AwaitablePair:
     """The session's pipelined queue pair on one event loop; opened when first needed, and again when it was lost.
 
-    *open_pipeline(seconds)* makes one; it is called in a thread, since the control plane is synchronous. *connected()*
-    tells whether that is up.
+    *open_pipeline(seconds)* makes one; it is called in one of *threads*, since the control plane is synchronous.
+    *connected()* tells whether that is up.
     """
 
-    def __init__(self, open_pipeline: Callable[[float], Any], connected: Connected) -> None:
+    def __init__(
+        self, open_pipeline: Callable[[float], Any], connected: Connected, threads: ThreadPoolExecutor
+    ) -> None:
+        self.threads = threads
         self._open_pipeline = open_pipeline
         self._connected = connected
         self._used = time.monotonic()
@@ -56,22 +61,24 @@ class AwaitablePair:
 
     async def open(self, deadline: float) -> RdmaPipeline:
         """Return a connected queue pair. Raises ``ServerLost``, ``TransportUnavailable``, ``DeadlineExceeded``."""
-        late = DeadlineExceeded("the deadline passed before an RDMA connection was there; raise timeout=")
         try:
             await asyncio.wait_for(self._opening.acquire(), max(0.0, deadline - time.monotonic()))
         except TimeoutError:
-            raise late from None
+            raise _late() from None
         try:
             if (pipeline := self.current()) is not None:
                 return pipeline
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise late
-            pair, staging = await asyncio.to_thread(self._open_pipeline, left)
+            pair, staging = await in_thread(self.threads, deadline, _close_opened, self._open_until, deadline)
             self._pipeline = RdmaPipeline(pair, staging, self._loop)
             return self._pipeline
         finally:
             self._opening.release()
+
+    def _open_until(self, deadline: float) -> Any:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise _late()
+        return self._open_pipeline(left)
 
     def close(self) -> None:
         """Close the queue pair; what is in flight fails with ``ServerLost``. From another thread the loop does it."""
@@ -86,6 +93,15 @@ class AwaitablePair:
             pipeline.close()
         else:
             self._loop.call_soon_threadsafe(pipeline.close)
+
+
+def _late() -> DeadlineExceeded:
+    return DeadlineExceeded("the deadline passed before an RDMA connection was there; raise timeout=")
+
+
+def _close_opened(opened: Any) -> None:
+    pair, _ = opened
+    pair.close()
 
 
 class AwaitableRdmaRegion:
@@ -116,7 +132,7 @@ class AwaitableRdmaRegion:
             except StaleSlab:
                 if attempt > 1 or future is None:
                     raise
-            await renew(self._region, deadline, attempt)
+            await renew(self._region, deadline, attempt, self._pair.threads)
         raise AssertionError("unreachable")
 
     async def _move(self, parts: list[tuple[int, Buffer]], timeout: float | None, *, writes: bool) -> int:

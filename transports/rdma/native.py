@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import mmap
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -17,6 +18,7 @@ from farpool.transports.contract import AwaitableRegion, Region, Ticket
 from farpool.transports.rdma.awaitable import AwaitablePair, AwaitableRdmaRegion
 from farpool.transports.rdma.binding import Connected, OpenPair, VerbsDevice, VerbsDomain
 from farpool.transports.rdma.registrations import Registrations
+from farpool.transports.threads import MOST_THREADS
 
 __all__ = [
     "ATOMIC",
@@ -88,6 +90,7 @@ class NativeLanes:
         self._depth = depth
         self._spin = spin
         self._registrations = Registrations(domain, LOCAL)
+        self._threads = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="farpool-rdma")
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, AwaitablePair] = WeakKeyDictionary()
         self._peer = RdmaPeer(
             self.open, connected, cast("Callable[[object, int, int], MemoryRegion]", self._registrations), max_message
@@ -139,7 +142,7 @@ class NativeLanes:
         loop = asyncio.get_running_loop()
         pair = self._loops.get(loop)
         if pair is None:
-            pair = self._loops[loop] = AwaitablePair(self.open_pipeline, self._connected)
+            pair = self._loops[loop] = AwaitablePair(self.open_pipeline, self._connected, self._threads)
         return AwaitableRdmaRegion(cast("RdmaRegion", region), pair, ticket.timeout)
 
     def reset(self, incarnation: int) -> None:
@@ -151,4 +154,5 @@ class NativeLanes:
         self._peer.close()
         for pair in list(self._loops.values()):
             pair.close()
+        self._threads.shutdown(wait=False)
         self._registrations.clear()

@@ -8,6 +8,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,9 @@ from farpool.protocol.errors import (
     StaleSlab,
     out_of_descriptors,
 )
+from farpool.transports.reaching import reach
 from farpool.transports.renewing import renew
+from farpool.transports.threads import in_thread
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -37,9 +40,13 @@ Submit = Callable[[TcpPipeline, float], "asyncio.Future[int]"]
 
 
 class AwaitableConnection:
-    """The session's pipelined connection on one event loop; opened when first needed, and again when it was lost."""
+    """The session's pipelined connection on one event loop; opened when first needed, and again when it was lost.
 
-    def __init__(self, peer: TcpPeer) -> None:
+    What blocks is done in *threads*, the session's.
+    """
+
+    def __init__(self, peer: TcpPeer, threads: ThreadPoolExecutor) -> None:
+        self.threads = threads
         self._peer = peer
         self._loop = asyncio.get_running_loop()
         self._opening = asyncio.Lock()
@@ -65,8 +72,8 @@ class AwaitableConnection:
                     return pipeline
                 self.close()
                 version = self._peer.version
-                opened, encryption = await _connect(self._loop, self._peer)
-                self._pipeline = TcpPipeline(opened.detach(), self._loop, encryption)
+                opened, encryption = await self._connect(deadline)
+                self._pipeline = TcpPipeline(opened.detach(), version, self._loop, encryption)
                 self._version = version
                 return self._pipeline
         except FarpoolError:
@@ -76,6 +83,27 @@ class AwaitableConnection:
         except OSError as error:
             lost = ServerLost(f"no data connection to {host}:{port}: {error}; is the server running?")
             raise out_of_descriptors(error) or lost from None
+
+    async def _connect(self, deadline: float) -> tuple[socket.socket, TlsConnection | None]:
+        """Return a connection that has said hello, and its encryption if it has any."""
+        loop, peer = self._loop, self._peer
+        host, port = peer.address
+        label = f"the data port {host}:{port}"
+        opened = await in_thread(self.threads, deadline, _close, reach, host, port, deadline, label)
+        try:
+            opened.setblocking(False)
+            if peer.tls is None:
+                encryption = None
+                answer = await _say_hello(loop, opened, peer.hello)
+            else:
+                encryption = peer.tls.begin(opened.fileno(), label)
+                answer = await _say_hello_by_tls(loop, opened, encryption, peer.hello)
+            said = unpack_answer(answer)
+            check_hello(said["status"], said["detail"], host, port)
+        except BaseException:
+            opened.close()
+            raise
+        return opened, encryption
 
     def close(self) -> None:
         """Close the connection; what is in flight fails with ``ServerLost``. From another thread the loop does it."""
@@ -92,47 +120,8 @@ class AwaitableConnection:
             self._loop.call_soon_threadsafe(pipeline.close)
 
 
-async def _reach(loop: asyncio.AbstractEventLoop, host: str, port: int) -> socket.socket:
-    """Return a connected socket, to the first of the host's addresses that answers."""
-    last: OSError | None = None
-    for family, kind, proto, _, target in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        try:
-            opened = socket.socket(family, kind, proto)
-        except OSError as error:
-            last = error
-            continue
-        try:
-            opened.setblocking(False)
-            await loop.sock_connect(opened, target)
-        except OSError as error:
-            opened.close()
-            last = error
-        except BaseException:
-            opened.close()
-            raise
-        else:
-            return opened
-    raise last or OSError(f"{host} has no address")
-
-
-async def _connect(loop: asyncio.AbstractEventLoop, peer: TcpPeer) -> tuple[socket.socket, TlsConnection | None]:
-    """Return a connection that has said hello, and its encryption if it has any."""
-    host, port = peer.address
-    opened = await _reach(loop, host, port)
-    try:
-        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if peer.tls is None:
-            encryption = None
-            answer = await _say_hello(loop, opened, peer.hello)
-        else:
-            encryption = peer.tls.begin(opened.fileno(), f"the data port {host}:{port}")
-            answer = await _say_hello_by_tls(loop, opened, encryption, peer.hello)
-        said = unpack_answer(answer)
-        check_hello(said["status"], said["detail"], host, port)
-    except BaseException:
-        opened.close()
-        raise
-    return opened, encryption
+def _close(opened: socket.socket) -> None:
+    opened.close()
 
 
 async def _say_hello(loop: asyncio.AbstractEventLoop, opened: socket.socket, hello: bytes) -> bytes:
@@ -219,7 +208,7 @@ class AwaitableTcpRegion:
             except StaleSlab:
                 if attempt > 1 or future is None:
                     raise
-            await renew(self._region, deadline, attempt)
+            await renew(self._region, deadline, attempt, self._connection.threads)
         raise AssertionError("unreachable")
 
     async def read_into(self, buffer: Buffer, offset: int = 0, timeout: float | None = None) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import socket
+import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from farpool.native.tcp_peer import TcpPeer
@@ -12,7 +13,9 @@ from farpool.native.tcp_region import TcpRegion
 from farpool.protocol.errors import out_of_descriptors
 from farpool.protocol.messages import Offer
 from farpool.transports.contract import AwaitableRegion, Probe, Region, Ticket
+from farpool.transports.reaching import reach
 from farpool.transports.tcp.awaitable import AwaitableConnection, AwaitableTcpRegion
+from farpool.transports.threads import MOST_THREADS
 
 if TYPE_CHECKING:
     from farpool.native.tls import TlsClient
@@ -30,12 +33,13 @@ class TcpClient:
 
     def __init__(self, tls: TlsClient | None = None) -> None:
         self._tls = tls
-        self._peer = TcpPeer(tls=tls)
+        self._peer = TcpPeer(reach, tls=tls)
+        self._threads = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="farpool-tcp")
         self._loops: dict[asyncio.AbstractEventLoop, AwaitableConnection] = {}
 
     def probe(self, offer: Offer, seconds: float) -> Probe:
         """Open a connection to the data port and close it again."""
-        host, port = offer.params.get("host"), offer.params.get("port")
+        host, port = offer.params.get("host", ""), offer.params.get("port", 0)
         if self._tls is not None and not offer.params.get("tls"):
             return Probe(
                 usable=False,
@@ -43,7 +47,7 @@ class TcpClient:
                 "certificate of its own: [tls] in farpool.toml",
             )
         try:
-            socket.create_connection((host, port), timeout=min(seconds, PROBE_SECONDS)).close()
+            reach(host, port, time.monotonic() + min(seconds, PROBE_SECONDS), f"{host}:{port}").close()
         except (OSError, TypeError, OverflowError) as error:
             if (shortage := out_of_descriptors(error)) is not None:
                 return Probe(usable=False, reason=shortage.message)
@@ -56,10 +60,11 @@ class TcpClient:
 
     def attach(self, ticket: Ticket, seconds: float) -> Region:
         """Return a region that exchanges requests over the session's data connections; it opens none, and waits not."""
-        self._configure(ticket.params)
+        params = self._configure(ticket.params)
         return TcpRegion(
             self._peer,
-            ticket.params["handle"],
+            params["handle"],
+            params["version"],
             ticket.generation,
             ticket.nbytes,
             ticket.writable,
@@ -71,8 +76,9 @@ class TcpClient:
         )
 
     def _configure(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
-        self._peer.configure(params["host"], params["port"], params["slot"], params["secret"])
-        return params
+        """Take over how the data port is reached; return *params* with the version of that."""
+        where = (params["host"], params["port"], params["slot"], params["secret"], params["epoch"])
+        return {**params, "version": self._peer.configure(*where)}
 
     def awaitable(self, region: Region, ticket: Ticket) -> AwaitableRegion:
         """Return the twin of *region* over the running loop's own pipelined connection."""
@@ -81,7 +87,7 @@ class TcpClient:
         connection = self._loops.get(loop)
         if connection is None:
             self._close_ended()
-            connection = self._loops[loop] = AwaitableConnection(self._peer)
+            connection = self._loops[loop] = AwaitableConnection(self._peer, self._threads)
         return AwaitableTcpRegion(region, connection, ticket.timeout)
 
     def _close_ended(self) -> None:
@@ -96,3 +102,4 @@ class TcpClient:
         for connection in list(self._loops.values()):
             connection.close()
         self._loops.clear()
+        self._threads.shutdown(wait=False)

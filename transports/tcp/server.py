@@ -12,7 +12,13 @@ from farpool.native.slab_table import SlabTable
 from farpool.native.tcp_reactor import TcpReactor
 from farpool.native.tcp_wire import VERSION
 from farpool.protocol.addresses import parse_host_port
-from farpool.protocol.errors import ProtocolError, TransportUnavailable
+from farpool.protocol.errors import (
+    AuthenticationFailed,
+    FarpoolError,
+    ProtocolError,
+    ReadOnly,
+    TransportUnavailable,
+)
 from farpool.transports.connection_limits import connection_limits
 from farpool.transports.contract import Mode, ServedSession, ServedSlab, ServerContext
 
@@ -27,6 +33,9 @@ SESSION_CONNECTIONS = 64
 """A client opens 8 for all its threads, and one for each event loop."""
 
 DESCRIPTORS_SHARE = 0.5
+
+ACTS = {"read-only": "write", "no TLS": "handshake"}
+"""What was refused, as the audit log calls it, where that is not the hello."""
 
 REASONS = {
     "in clear": "its session is encrypted, and this connection is not",
@@ -56,6 +65,8 @@ class TcpServer:
         self._slots: dict[int, int] = {}
         self._shares: dict[str, int] = {}
         self._handles: dict[int, dict[tuple[int, Mode], int]] = {}
+        self._published: dict[int, int] = {}
+        """Ids of the slabs that are published, by the generation of their memory."""
         self._slabs: dict[int, int] = {}
         """Of each handle."""
 
@@ -95,8 +106,25 @@ class TcpServer:
 
     def _report_events(self) -> None:
         if self._reactor is not None and self._context is not None:
-            for kind, peer, number in self._reactor.events():
-                self._context.report(kind, {"peer": peer, "reason": _explain(kind, number)})
+            for kind, peer, number, session in self._reactor.events():
+                error = _refusal(kind, number)
+                if error is None:
+                    self._context.report(kind, {"peer": peer, "reason": _explain(kind, number)})
+                else:
+                    about = {"peer": peer, **self._known(kind, number, session)}
+                    self._context.refused(ACTS.get(kind, "hello"), error, about)
+
+    def _known(self, kind: str, number: int, session: int) -> dict[str, Any]:
+        """Return what the audit log should have of a refusal besides the peer."""
+        assert self._reactor is not None
+        assert self._context is not None
+        about: dict[str, Any] = {"more": self._reactor.overlooked()}
+        if session:
+            served = self._context.session_of(session)
+            about |= {"session": session, "tenant": None if served is None else served.tenant}
+        if kind == "read-only":
+            about["slab"] = self._published.get(number)
+        return about
 
     def _report_changes(self) -> None:
         if self._reactor is not None and self._context is not None:
@@ -126,6 +154,7 @@ class TcpServer:
             share = self._shares.setdefault(session.tenant, len(self._shares) + 1)
             self._reactor.share_out(self._context.several_tenants())
             slot = self._slots[session.id] = self._reactor.admit(session.id, session.secret, session.encrypted, share)
+        self._published[slab.generation] = slab.id
         handles = self._handles.setdefault(slab.id, {})
         handle = handles.get((session.id, mode))
         if handle is None:
@@ -143,9 +172,11 @@ class TcpServer:
             self._remove(handles.pop(key))
         if not handles:
             self._handles.pop(slab.id, None)
+            self._published.pop(slab.generation, None)
 
     def revoke(self, slab: ServedSlab) -> None:
         """Take the slab from every session; no operation on its memory is in flight afterwards."""
+        self._published.pop(slab.generation, None)
         for handle in self._handles.pop(slab.id, {}).values():
             self._remove(handle)
 
@@ -168,6 +199,21 @@ class TcpServer:
         return self._reactor.counters() if self._reactor is not None else {}
 
 
+def _refusal(kind: str, number: int) -> FarpoolError | None:
+    """Return what a client would be told that wanted what it may not have; None for an event that is no refusal."""
+    match kind:
+        case "refused" if number == VERSION:
+            return AuthenticationFailed(_explain(kind, number))
+        case "in clear":
+            return AuthenticationFailed(_explain(kind, number))
+        case "no TLS" if _refuses_certificate(number):
+            return AuthenticationFailed(f"the client's certificate was refused: {_reason_of_tls(number)}")
+        case "read-only":
+            return ReadOnly("its session has the slab for reading only; the connection's first such try is noted")
+        case _:
+            return None
+
+
 def _explain(kind: str, number: int) -> str:
     """Return what an event of the reactor means, in a sentence for the log."""
     match kind:
@@ -188,6 +234,12 @@ def _reason_of_tls(number: int) -> str:
     from farpool.native.tls import reason_of_failure  # noqa: PLC0415  there is one only where TLS was built
 
     return reason_of_failure(number)
+
+
+def _refuses_certificate(number: int) -> bool:
+    from farpool.native.tls import refuses_certificate  # noqa: PLC0415  as above
+
+    return refuses_certificate(number)
 
 
 def _likely_client(began: bytes) -> str:

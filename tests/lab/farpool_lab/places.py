@@ -32,6 +32,7 @@ PROGRAMS = {
 LIBRARIES = {
     "/usr/include/infiniband/verbs.h": "libibverbs-dev",
     "/etc/libibverbs.d/rxe.driver": "ibverbs-providers",
+    "/usr/lib/python3/dist-packages/pyverbs/__init__.py": "python3-pyverbs",
 }
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from farpool.native.mapping import Mapping as MemoryMapping
-from farpool.protocol.errors import ProtocolError, TransportUnavailable
+from farpool.protocol.errors import AuthenticationFailed, ProtocolError, TransportUnavailable
 from farpool.transports.contract import Mode, ServedSession, ServedSlab, ServerContext
 from farpool_stream.wire import ANSWER, CHUNK, HELLO, MAGIC, REQUEST, Operation, Request, Status, receive
 
@@ -84,6 +84,7 @@ class StreamServer:
     async def start(self, context: ServerContext) -> None:
         """Listen where only the server's user may connect."""
         self._report = context.report
+        self._refused = context.refused
         self._path = f"{context.socket_path}.stream"
         try:
             self._listener = listen(self._path)
@@ -204,7 +205,8 @@ class StreamServer:
             if accepted:
                 self._connections[peer] = session
         if not accepted:
-            self._report("refused", {"peer": f"pid {peer_pid(peer)}", "reason": "unknown session or wrong secret"})
+            error = AuthenticationFailed("unknown session or wrong secret")
+            self._refused("hello", error, {"peer": f"pid {peer_pid(peer)}"})
             return 0
         peer.sendall(ANSWER.pack(Status.OK, 0))
         return int(session)

@@ -86,6 +86,13 @@ def test_from_another_host_it_says_where_to_ask(bare: Cli, server: EmbeddedServe
     )
 
 
+@pytest.mark.usefixtures("abandoned")
+def test_from_another_host_it_says_how_much_and_not_whose(bare: Cli, server: EmbeddedServer) -> None:
+    out = bare("status", "--url", server.tcp_url).out
+    assert "4 MiB of 1 slab in 1 ended session" in out
+    assert "127.0.0.1 holds" not in out
+
+
 async def test_the_awaitable_pool_has_it_too(server: EmbeddedServer) -> None:
     async with farpool.aio.connect(server.url) as pool:
         with pytest.raises(farpool.InvalidArgument, match="none does"):

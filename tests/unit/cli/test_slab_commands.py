@@ -119,7 +119,12 @@ def test_status_for_people_names_what_matters(cli: Cli, server: EmbeddedServer) 
 
 
 def test_status_over_tcp(cli: Cli, server: EmbeddedServer) -> None:
-    assert cli("status", "--url", server.tcp_url).code == 0
+    result = cli("status", "--url", server.tcp_url)
+    assert result.code == 0
+    for word in ("serving", "started 1 time", "64 MiB"):
+        assert word in result.out
+    for word in ("pid", server.arena):
+        assert word not in result.out, "an administrator alone is told"
 
 
 def test_doctor_finds_the_server_and_its_transports(cli: Cli, server: EmbeddedServer) -> None:

@@ -90,7 +90,7 @@ class ScriptedServer:
         self.epoch = 0
         self._made = 0
         self._changed = threading.Condition()
-        self._peers: list[Peer] = []
+        self.peers: list[Peer] = []
         self._threads: list[threading.Thread] = []
         self.start()
 
@@ -106,14 +106,14 @@ class ScriptedServer:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.path.unlink(missing_ok=True)
-        for peer in self._peers:
+        for peer in self.peers:
             peer.cut()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(WITHIN)
-        for peer in self._peers:
+        for peer in self.peers:
             peer.socket.close()
-        self._peers.clear()
+        self.peers.clear()
         self._threads.clear()
 
     def _run(self, target: Callable[[socket.socket], None], argument: socket.socket) -> None:
@@ -128,7 +128,7 @@ class ScriptedServer:
 
     def _serve(self, connected: socket.socket) -> None:
         peer = Peer(connected)
-        self._peers.append(peer)
+        self.peers.append(peer)
         decoder = FrameDecoder()
         with suppress(OSError):
             while data := connected.recv(65536):

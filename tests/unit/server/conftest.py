@@ -36,7 +36,9 @@ R = TypeVar("R", bound=Reply)
 class RawClient:
     """A control connection without any of the client's care: what is sent is what the test says."""
 
-    def __init__(self, url: str, *, hello: bool = True, resume: ResumeKey | None = None) -> None:
+    def __init__(
+        self, url: str, *, hello: bool = True, resume: ResumeKey | None = None, tenant: str | None = None
+    ) -> None:
         address = parse_address(url)
         if address.path:
             self.socket = socket.socket(socket.AF_UNIX)
@@ -51,7 +53,7 @@ class RawClient:
         self.welcome: Welcome | None = None
         if hello:
             try:
-                self.welcome = self.ask(Hello(protocol=1, client="raw", resume=resume), Welcome)
+                self.welcome = self.ask(Hello(protocol=1, client="raw", resume=resume, tenant=tenant), Welcome)
             except BaseException:
                 self.close()
                 raise

@@ -20,7 +20,11 @@ from farpool.protocol.messages import (
     Attached,
     Done,
     Hello,
+    Listing,
     ResumeKey,
+    ServerStat,
+    SlabList,
+    Stat,
     TenantAdd,
     TenantInfo,
     TenantList,
@@ -53,6 +57,10 @@ def listed(client: Any, name: str) -> TenantInfo | None:
 
 def lines_of(audit: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in audit.read_text().splitlines()]
+
+
+def wait_until(true: Callable[[], bool], what: str) -> None:
+    assert not settle(lambda: set() if true() else {what}, set(), 20.0), f"this has not come true: {what}"
 
 
 def open_as(connect: Connect, url: str, tenant: str) -> Any:
@@ -131,6 +139,44 @@ def test_a_tenant_that_is_used_goes_by_force_alone(server: EmbeddedServer, conne
         with pytest.raises(StaleSlab):
             anew.ask(Attach(id=slab.id, generation=slab.generation, transport="tcp"), Attached)
     assert not list(Path(server.arena).glob("slab-*"))
+
+
+def test_slabs_that_are_being_made_go_with_their_tenant(connect: Connect) -> None:
+    with serve_embedded(capacity="1GiB") as server:
+        client = connect(server.url)
+        client.ask(TenantAdd(tenant="bob"), Done)
+        bob = connect(server.tcp_url, tenant="bob")
+        small = bob.ask(Allocate(nbytes=4096, name="secret", lease="persistent"), Attached).slab
+        for number in range(6):
+            bob.send(Allocate(nbytes=100 << 20, name=f"big-{number}", lease="persistent"))
+        wait_until(lambda: client.ask(Stat(), ServerStat).allocated == 4096 + (600 << 20), "all are under way")
+        client.ask(TenantRemove(tenant="bob", force=True), Done)
+        assert listed(client, "bob") is None
+        client.ask(TenantAdd(tenant="bob"), Done)
+        anew = connect(server.tcp_url, tenant="bob")
+        assert anew.ask(Listing(), SlabList).slabs == []
+        anew.ask(Allocate(nbytes=4096, name="secret"), Attached)
+        wait_until(lambda: client.ask(Stat(), ServerStat).allocated == 4096, "all were abandoned")
+        with pytest.raises(StaleSlab):
+            anew.ask(Attach(id=small.id, generation=small.generation, transport="tcp"), Attached)
+
+
+def test_a_crash_leaves_no_slab_to_the_next_tenant_of_that_name(connect: Connect) -> None:
+    with serve_embedded(capacity="1GiB") as server:
+        client = connect(server.url)
+        client.ask(TenantAdd(tenant="bob"), Done)
+        bob = connect(server.tcp_url, tenant="bob")
+        for number in range(6):
+            bob.ask(Allocate(nbytes=100 << 20, name=f"big-{number}", lease="persistent"), Attached)
+        client.send(TenantRemove(tenant="bob", force=True))
+        client.send(Stat())
+        client.receive()  # the removal of the files takes longer
+        server.kill()
+        server.restart()
+        client = connect(server.url)
+        client.ask(TenantAdd(tenant="bob"), Done)
+        assert connect(server.tcp_url, tenant="bob").ask(Listing(), SlabList).slabs == []
+        assert client.ask(Stat(), ServerStat).allocated == 0
 
 
 def test_rotating_ends_the_sessions_that_it_is_told_to(server: EmbeddedServer, connect: Connect) -> None:

@@ -197,6 +197,7 @@ def test_a_catalog_of_an_older_release_is_brought_forward(opened: Opener, path: 
     opened().close()
     older = sqlite3.connect(path)
     older.executescript(
+        "DROP TABLE stopped;"
         "DROP TABLE tenants; CREATE TABLE tenants (name TEXT PRIMARY KEY, created REAL NOT NULL) WITHOUT ROWID;"
         "INSERT INTO tenants VALUES ('default', 0.0);"
         "DROP TABLE grants; CREATE TABLE grants (slab INTEGER NOT NULL, tenant TEXT NOT NULL, mode TEXT NOT NULL,"

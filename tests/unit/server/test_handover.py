@@ -67,4 +67,5 @@ def test_a_successor_that_leaves_before_it_is_one_changes_nothing(server: Embedd
     asking = connect(server.url)
     asking.ask(takeover(server), Inheritance)
     asking.close()
-    assert connect(server.tcp_url).ask(Stat(), ServerStat).pid == server.pid
+    assert connect(server.tcp_url).ask(Stat(), ServerStat).state == "serving"
+    assert connect(server.url).ask(Stat(), ServerStat).pid == server.pid

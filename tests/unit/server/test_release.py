@@ -77,6 +77,17 @@ def test_a_hosts_memory_waits_for_the_operators_word(server: EmbeddedServer, con
     assert local.ask(Open(id=kept.id), Attached).slab.attached == 0
 
 
+def test_others_than_administrators_are_told_of_no_host(server: EmbeddedServer, connect: Connect) -> None:
+    local, remote, other = connect(server.url), connect(server.tcp_url), connect(server.tcp_url)
+    made(remote)
+    made(remote)
+    remote.close()
+    wait_for(local, [Quarantined(host="127.0.0.1", sessions=1, slabs=2, nbytes=2 * UNIT)])
+    assert held(other) == [Quarantined(host="", sessions=1, slabs=2, nbytes=2 * UNIT)]
+    local.ask(Release(host="127.0.0.1"), Quarantined)
+    assert held(other) == []
+
+
 def test_it_survives_a_server_that_is_killed(server: EmbeddedServer, connect: Connect) -> None:
     remote = connect(server.tcp_url)
     made(remote)

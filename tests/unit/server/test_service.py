@@ -348,3 +348,6 @@ def test_stat_has_the_numbers_of_pool_process_and_transports(server: EmbeddedSer
     assert stat.cpu_seconds > 0
     assert set(stat.transports) == {"cxl", "tcp"}
     assert all(each["available"] for each in stat.transports.values())
+    other = connect(server.tcp_url).ask(Stat(), ServerStat)
+    assert (other.pid, other.arena) == (0, ""), "what an administrator alone is told"
+    assert (other.epoch, other.capacity, set(other.transports)) == (stat.epoch, stat.capacity, set(stat.transports))

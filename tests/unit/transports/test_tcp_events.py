@@ -11,6 +11,7 @@ import pytest_asyncio
 from tests.contexts import server_context
 
 from farpool.native import tcp_wire
+from farpool.protocol.errors import FarpoolError
 from farpool.transports.tcp.server import TcpServer
 
 Reports = asyncio.Queue[tuple[str, str]]
@@ -25,8 +26,11 @@ async def port() -> AsyncIterator[tuple[int, Reports]]:
         assert fields["peer"].startswith("127.0.0.1:")
         reports.put_nowait((kind, fields["reason"]))
 
+    def refused(act: str, error: FarpoolError, about: Mapping[str, Any]) -> None:
+        report(f"{act} refused", {"reason": error.message, **about})
+
     server = TcpServer()
-    await server.start(server_context({"threads": 1}, report))
+    await server.start(server_context({"threads": 1}, report, refused=refused))
     yield server.offer()["port"], reports
     await server.stop()
 
@@ -38,7 +42,7 @@ async def port() -> AsyncIterator[tuple[int, Reports]]:
         (b"\x16\x03\x01\x02\x00", "garbage", "TLS"),
         (b"\xff\xfe", "garbage", "another version"),
         (tcp_wire.pack_hello(0, bytes(32))[:7], "cut short", "after 7 bytes"),
-        (tcp_wire.pack_hello(0, bytes(32)), "refused", "not of a session"),
+        (tcp_wire.pack_hello(0, bytes(32)), "hello refused", "not of a session"),
         (tcp_wire.pack_hello(0, bytes(32), version=9), "refused", "speaks version 9"),
         (tcp_wire.pack_request(operation=tcp_wire.OPERATIONS["load"]), "out of turn", "before the hello"),
     ],

@@ -15,7 +15,7 @@ from tests.certificates import authority
 from tests.contexts import server_context
 
 from farpool.native import tcp_wire
-from farpool.protocol.errors import AuthenticationFailed
+from farpool.protocol.errors import AuthenticationFailed, FarpoolError
 from farpool.transports.tcp.server import TcpServer
 
 tls = pytest.importorskip("farpool.native.tls", reason="built only where libssl-dev is: apt-get install libssl-dev")
@@ -33,10 +33,13 @@ async def port() -> AsyncIterator[tuple[int, Reports]]:
     def report(kind: str, fields: Mapping[str, Any]) -> None:
         reports.put_nowait((kind, fields["reason"]))
 
+    def refused(act: str, error: FarpoolError, about: Mapping[str, Any]) -> None:
+        reports.put_nowait((f"{act} refused", error.message))
+
     own = authority().server()
     server = TcpServer()
     encryptor = tls.TlsServer(own.certificate, own.key)
-    await server.start(server_context({"threads": 1}, report, encryptor=encryptor))
+    await server.start(server_context({"threads": 1}, report, encryptor=encryptor, refused=refused))
     reactor = server._reactor  # pyright: ignore[reportPrivateUsage]  no session is needed to open a slot
     assert reactor is not None
     assert (reactor.admit(1, OPEN), reactor.admit(2, ENCRYPTED, True)) == (0, 1)
@@ -65,7 +68,7 @@ async def test_a_session_that_came_by_tls_must(port: tuple[int, Reports]) -> Non
         assert await say_hello(number, 1, ENCRYPTED, encrypted=True) == 0
         assert await say_hello(number, 1, ENCRYPTED, encrypted=False) != 0
         kind, reason = await reports.get()
-    assert kind == "in clear"
+    assert kind == "hello refused"
     assert "encrypted" in reason
 
 

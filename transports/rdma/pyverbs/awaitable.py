@@ -5,12 +5,13 @@ A cancelled operation goes on in its thread until it is done or late, and touche
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from farpool.native.checks import seconds_of
+from farpool.transports.threads import in_thread, keep
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -26,16 +27,19 @@ LEAST_SECONDS = 1e-6
 
 
 class AwaitablePyverbsRegion:
-    """The awaitable twin of one region."""
+    """The awaitable twin of one region, which works in *threads*, the session's."""
 
-    def __init__(self, region: RemoteRegion, timeout: float) -> None:
+    def __init__(self, region: RemoteRegion, timeout: float, threads: ThreadPoolExecutor) -> None:
+        self._threads = threads
         self._region = region
         self._timeout = timeout
 
     async def _run(self, call: Callable[[float], T], timeout: float | None) -> T:
         """Do *call* in a thread; the time that it waits for one counts."""
         deadline = time.monotonic() + seconds_of(timeout, self._timeout)
-        return await asyncio.to_thread(lambda: call(max(LEAST_SECONDS, deadline - time.monotonic())))
+        return await in_thread(
+            self._threads, deadline, keep, lambda: call(max(LEAST_SECONDS, deadline - time.monotonic()))
+        )
 
     async def read_into(self, buffer: Buffer, offset: int = 0, timeout: float | None = None) -> int:
         """Fill *buffer* from the slab and return the bytes read."""

@@ -7,6 +7,7 @@ import mmap
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -20,6 +21,7 @@ from farpool.transports.rdma.pyverbs.awaitable import AwaitablePyverbsRegion
 from farpool.transports.rdma.pyverbs.lane import Lane, Move
 from farpool.transports.rdma.pyverbs.objects import Domain, Pair
 from farpool.transports.rdma.registrations import Registrations
+from farpool.transports.threads import MOST_THREADS
 
 __all__ = ["LanePool", "PyverbsLanes", "PyverbsRegion"]
 
@@ -156,6 +158,11 @@ class PyverbsRegion(DelegatingRegion):
     ) -> tuple[int, int]:
         """Run one batch over a borrowed lane."""
         lane = self._pool.take(deadline)
+        try:
+            self.check_range(0, 0)  # closed meanwhile, as its session had ended, the lane may be another session's
+        except BaseException:
+            self._pool.give(lane)
+            raise
         if lane.pair.incarnation != self.params["incarnation"]:
             # Another start of the server may have given our key to another slab. Nothing was sent: attach again.
             self._pool.give(lane)
@@ -259,6 +266,7 @@ class PyverbsLanes:
         self._spin = spin
         self._registrations = Registrations(domain, access)
         self._pool = LanePool(self._open, connected)
+        self._threads = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="farpool-rdma")
 
     def _open(self, seconds: float) -> Lane:
         pair = Pair(self._domain, depth=self._depth, max_inline=MOST_INLINE)
@@ -282,7 +290,7 @@ class PyverbsLanes:
     def awaitable(self, region: Region, ticket: Ticket) -> AwaitableRegion:
         """Return the twin of *region*."""
         assert isinstance(region, PyverbsRegion)
-        return AwaitablePyverbsRegion(region, ticket.timeout)
+        return AwaitablePyverbsRegion(region, ticket.timeout, self._threads)
 
     def reset(self, incarnation: int) -> None:
         """Give up the idle queue pairs to other starts of the server: what they led to is gone."""
@@ -291,4 +299,5 @@ class PyverbsLanes:
     def close(self) -> None:
         """Close the queue pairs, and drop what was registered."""
         self._pool.close()
+        self._threads.shutdown(wait=False)
         self._registrations.clear()

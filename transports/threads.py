@@ -1,19 +1,30 @@
-"""Blocking calls, awaited: each runs in a thread, and what it makes after its caller has gone is undone."""
+"""Blocking calls, awaited: each runs in a thread, and what it makes after its caller has gone is undone.
+
+The threads are a session's own: those of the event loop are few, and may be busy with what the application pleases.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar, TypeVarTuple, Unpack
+from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
 
-from farpool.client.deadlines import not_sent, seconds_left
-from farpool.protocol.errors import DeadlineExceeded
+from farpool.protocol.errors import DeadlineExceeded, TransportUnavailable
 
-__all__ = ["in_own_thread", "in_thread", "keep"]
+__all__ = ["MOST_THREADS", "in_own_thread", "in_thread", "keep", "not_sent"]
 
 Arguments = TypeVarTuple("Arguments")
 T = TypeVar("T")
+
+MOST_THREADS: Final = 32
+"""Blocking calls of one session that run at once; more of them queue, until their deadline at most."""
+
+
+def not_sent() -> DeadlineExceeded:
+    """Return what to say of a call whose deadline passed before a thread was free for it."""
+    return DeadlineExceeded("too many calls of this pool wait for its server; this one was not sent")
 
 
 async def in_thread(
@@ -30,10 +41,14 @@ async def in_thread(
 
     Raises:
         DeadlineExceeded: no thread was free in time and nothing was done, in the words of *late*.
+        TransportUnavailable: this process may start no more threads; or the session was closed meanwhile.
     """
-    future = threads.submit(function, *arguments)
+    try:
+        future = threads.submit(function, *arguments)
+    except RuntimeError as error:
+        raise TransportUnavailable(f"there is no thread for this call ({error}); see ulimit -u, and -v") from error
     expiry = _Expiry(future)
-    timer = asyncio.get_running_loop().call_later(seconds_left(deadline), expiry)
+    timer = asyncio.get_running_loop().call_later(max(0.0, deadline - time.monotonic()), expiry)
     try:
         return await asyncio.wrap_future(future)
     except asyncio.CancelledError:
