@@ -33,6 +33,7 @@ cdef Admission admit(Worker *worker, Connection *connection, const Request *requ
     cdef Admission admission = Admission(STATUS_REFUSED, 0, EVENT_REFUSED, request.reserved, 0)
     cdef SessionSlot *slot
     cdef uint32_t of_session
+    cdef bint knows
     if request.reserved != WIRE_VERSION:
         admission.status = STATUS_VERSION
         admission.detail = WIRE_VERSION
@@ -41,15 +42,16 @@ cdef Admission admit(Worker *worker, Connection *connection, const Request *requ
         return admission
     slot = &shared.sessions[request.handle]
     of_session = add_count(&slot.connections, 1)    # from here on the slot is given to no other session
-    if not knows_secret(slot, request):
+    knows = knows_secret(slot, request)
+    if not knows:
         pass
     elif slot.encrypted and connection.cipher == NULL:
         admission.event = EVENT_IN_CLEAR
-        admission.session = slot.id
     elif of_session > shared.session_limit:
         admission = refusal(STATUS_SESSION_FULL, EVENT_SESSION_FULL, shared.session_limit)
     else:
         admission = take_place(shared, slot.share)
+    admission.session = slot.id if knows else 0
     if admission.status != STATUS_OK:
         add_count(&slot.connections, -1)
         return admission

@@ -19,7 +19,6 @@ from farpool.protocol.errors import (
     DeadlineExceeded,
     FarpoolError,
     ProtocolError,
-    QuotaExceeded,
     ServerLost,
     StaleSlab,
     TransportUnavailable,
@@ -39,17 +38,6 @@ PROBE_SECONDS = 2.0
 
 BUSY_PAUSE = 0.010
 """Seconds before a socket whose queue of connections is full is tried again."""
-
-
-_FULL = {
-    descriptors.SESSION_FULL: "this session has {} connections to the server's descriptor socket, as many as one may "
-    "have; close some, or have the server's max_session_connections raised: [transport_settings.cxl]",
-    descriptors.TENANT_FULL: "this tenant has {} connections to the server's descriptor socket, and no tenant may have "
-    "more than are left for others; close some pools, or have the server's max_connections raised: "
-    "[transport_settings.cxl]",
-    descriptors.SERVER_FULL: "the server's descriptor socket has {} connections, as many as it may have; close some "
-    "pools, or have the server's max_connections raised ([transport_settings.cxl], and LimitNOFILE)",
-}
 
 
 @dataclass(slots=True)
@@ -270,9 +258,8 @@ def _take_descriptor(answer: DescriptorAnswer, received: list[int]) -> int:
         return received[0]
     for descriptor in received:
         os.close(descriptor)
-    status, number = descriptors.without_number(answer.status)
-    if status in _FULL:
-        raise QuotaExceeded(_FULL[status].format(number), limit=number)
+    if (refusal := descriptors.refusal_for_number(answer.status)) is not None:
+        raise refusal
     if answer.status == descriptors.REFUSED:
         raise AuthenticationFailed("the server's descriptor socket does not know this session (any more)")
     if answer.status == descriptors.STALE:

@@ -12,7 +12,7 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from farpool.protocol.errors import ProtocolError
+from farpool.protocol.errors import ProtocolError, QuotaExceeded
 
 __all__ = ["ANSWER_BYTES", "GENERATIONS", "NOBODY", "PROBE", "REQUEST_BYTES", "DescriptorAnswer", "DescriptorRequest"]
 
@@ -52,6 +52,22 @@ def with_number(status: int, number: int) -> int:
 def without_number(status: int) -> tuple[int, int]:
     """Return the two apart."""
     return status & (1 << _STATUS_BITS) - 1, status >> _STATUS_BITS
+
+
+_FULL: Final = {
+    SESSION_FULL: "this session has {} connections to the server's descriptor socket, as many as one may have; close "
+    "some, or have the server's max_session_connections raised: [transport_settings.cxl]",
+    TENANT_FULL: "this tenant has {} connections to the server's descriptor socket, and no tenant may have more than "
+    "are left for others; close some pools, or have the server's max_connections raised: [transport_settings.cxl]",
+    SERVER_FULL: "the server's descriptor socket has {} connections, as many as it may have; close some pools, or have "
+    "the server's max_connections raised ([transport_settings.cxl], and LimitNOFILE)",
+}
+
+
+def refusal_for_number(status: int) -> QuotaExceeded | None:
+    """Return what a status means that says that there are too many connections, None for any other."""
+    kind, number = without_number(status)
+    return QuotaExceeded(_FULL[kind].format(number), limit=number) if kind in _FULL else None
 
 
 @dataclass(frozen=True, slots=True)

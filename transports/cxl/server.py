@@ -162,7 +162,11 @@ class CxlServer:
             refusal = AuthenticationFailed("the session and secret of its request are not of a session that is open")
             self._context.refused("descriptor", refusal, _described(connection))
             return descriptors.REFUSED
-        return self._connections.know(connection, session)
+        status = self._connections.know(connection, session)
+        if (full := descriptors.refusal_for_number(status)) is not None:
+            about = {"session": session.id, "tenant": session.tenant}
+            self._context.refused("descriptor", full, _described(connection) | about)
+        return status
 
     def _open(self, connection: socket.socket, request: DescriptorRequest) -> tuple[int, int | None]:
         """Check the request against what was granted, and open the file."""

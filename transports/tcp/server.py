@@ -16,6 +16,7 @@ from farpool.protocol.errors import (
     AuthenticationFailed,
     FarpoolError,
     ProtocolError,
+    QuotaExceeded,
     ReadOnly,
     TransportUnavailable,
 )
@@ -208,6 +209,8 @@ def _refusal(kind: str, number: int) -> FarpoolError | None:
             return AuthenticationFailed(_explain(kind, number))
         case "no TLS" if _refuses_certificate(number):
             return AuthenticationFailed(f"the client's certificate was refused: {_reason_of_tls(number)}")
+        case "connection limit" | "session's connection limit" | "tenant's connection limit":
+            return QuotaExceeded(_explain(kind, number), limit=number)
         case "read-only":
             return ReadOnly("its session has the slab for reading only; the connection's first such try is noted")
         case _:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import select
 import socket
@@ -114,7 +115,11 @@ def test_a_session_over_its_limit_harms_itself_alone(transport: str) -> None:
         neighbour = crowd.slab(transport, tenant="bad")
         assert neighbour.read(4) == bytes(4)
         assert crowd.slab(transport, tenant="good").read(4) == bytes(4)
-        assert f"its session has {SESSION} data connections" in server.log() or transport == "cxl"
+        refusals = [entry for entry in map(json.loads, server.log().splitlines()) if entry["event"] == "audit"]
+        refusals = [entry for entry in refusals if entry["outcome"] == "refused"]
+        assert {(entry["tenant"], entry["error"], entry["transport"]) for entry in refusals} == {
+            ("bad", "QuotaExceeded", transport)
+        }
 
 
 def test_its_end_gives_the_places_back(transport: str) -> None:
