@@ -52,4 +52,6 @@ class CxlRegion:
     def retire(self) -> None:
         """Raise ``StaleSlab`` from every operation from now on; the memory stays mapped for the views that live."""
     def close(self) -> None: ...
+    def leave_in_child(self) -> None:
+        """Unmap in a forked child what no view shows there; operations raise ``ForkedSession`` as before."""
     def __buffer__(self, flags: int) -> memoryview: ...

@@ -126,10 +126,10 @@ cdef class CxlRegion:
 
     cdef int check(self, Py_ssize_t offset, Py_ssize_t nbytes) except -1:
         """Raise why a range cannot be reached."""
-        if self.base == NULL:
-            return raise_closed(self.label)
         if self.born != forks:
             return raise_forked()
+        if self.base == NULL:
+            return raise_closed(self.label)
         if outside(offset, nbytes, self.nbytes):
             return raise_out_of_bounds(offset, nbytes, self.nbytes, self.label)
         return self.check_generation()
@@ -526,3 +526,10 @@ cdef class CxlRegion:
         self.mapping.close()
         if self.on_close is not None and self.born == forks:
             self.on_close()
+
+    def leave_in_child(self):
+        """Unmap in a forked child what no view shows there: the slab's bytes are not to wait for the child's end."""
+        if self.base == NULL or self.busy or load_count(&self.views):
+            return
+        self.base = NULL
+        self.mapping.close()

@@ -59,6 +59,7 @@ class CxlClient:
         self._link: _Link | None = None
         self._regions: WeakSet[CxlRegion] = WeakSet()
         self._device = DeviceClient()
+        _clients.add(self)
 
     def probe(self, offer: Offer, seconds: float) -> Probe:
         """Find the server's device, or ask its socket which arena answers: another's is not ours."""
@@ -199,6 +200,22 @@ class CxlClient:
             for region in list(self._regions):
                 region.retire()
         self._device.close()
+
+    def leave_in_child(self) -> None:
+        """Unmap what a forked child has inherited and cannot use, but for what its views show. Takes no lock."""
+        for region in list(self._regions):
+            region.leave_in_child()
+
+
+_clients: WeakSet[CxlClient] = WeakSet()
+
+
+def _leave_in_child() -> None:
+    for client in list(_clients):
+        client.leave_in_child()
+
+
+os.register_at_fork(after_in_child=_leave_in_child)
 
 
 def _left(deadline: float) -> float:
