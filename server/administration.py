@@ -129,7 +129,7 @@ class Administration:
         return [session for session in self._life.sessions.all() if session.tenant == tenant]
 
 
-async def _done_after(removals: list[Awaitable[None]]) -> Done:
+async def _done_after(removals: list[Awaitable[object]]) -> Done:
     # A file that could not be removed is logged, and removed at the next start; the slab has ended all the same.
     await asyncio.gather(*removals, return_exceptions=True)
     return Done()

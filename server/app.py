@@ -244,6 +244,8 @@ class Server:
     def _warn_of_room(self, arena: Arena) -> None:
         if arena.file_system not in MEMORY_FILE_SYSTEMS:
             log.warning("arena is not on a memory file system", arena=arena.path, type=arena.file_system or "unknown")
+        if not arena.sees_holders and not arena.reuses_memory:
+            log.warning("arena's files have no leases: clients are believed what they have mapped", arena=arena.path)
         if arena.room < self._settings.current.capacity:
             log.warning(
                 "arena is smaller than the capacity",

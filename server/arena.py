@@ -59,6 +59,11 @@ class Arena(Protocol):
         ...
 
     @property
+    def sees_holders(self) -> bool:
+        """Tell whether :meth:`reclaim` sees by itself who holds memory; else nobody may when it is called."""
+        ...
+
+    @property
     def incoherent(self) -> bool:
         """Tell whether other hosts' stores show only once our cache lines are dropped, and ours once written back."""
         ...
@@ -97,11 +102,14 @@ class Arena(Protocol):
         ...
 
     def remove(self, slab_id: int) -> None:
-        """Let go of the slab's memory; nothing happens if there is none. Any thread may call it."""
+        """Let go of the slab's memory, whoever holds it; nothing happens if there is none. Any thread may call it."""
         ...
 
-    def reclaim(self, slab_id: int) -> None:
-        """Use the memory of a removed slab again, which nobody can have mapped any more."""
+    def reclaim(self, slab_id: int) -> bool:
+        """Take back the memory of a slab that has ended; return False while somebody is seen to hold it.
+
+        Nothing happens if there is none. Any thread may call it, one at a time for a slab; raises ``OSError``.
+        """
         ...
 
     def slabs(self) -> dict[int, int]:

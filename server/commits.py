@@ -15,7 +15,15 @@ import structlog
 
 from farpool.protocol.checksums import block_of, blocks_in, digest_of, unpack_known
 from farpool.protocol.commit_messages import MOST_DRAFTS, Commit, DraftEnd, Reserve
-from farpool.protocol.errors import CorruptData, InvalidArgument, PermissionDenied, RegionInUse, SlabBusy, StaleSlab
+from farpool.protocol.errors import (
+    CorruptData,
+    InvalidArgument,
+    PermissionDenied,
+    PoolFull,
+    RegionInUse,
+    SlabBusy,
+    StaleSlab,
+)
 from farpool.server.catalog import Change
 from farpool.server.lifecycle import REPLACED, REVOKED, Lifecycle
 from farpool.server.long_work import LONG_BYTES
@@ -237,9 +245,9 @@ class Commits:
             await slab.moving.wait()
             return
         life = self._life
-        draft = life.making.prepare_copy(slab)
         slab.moving = asyncio.Event()
         try:
+            draft = await self._prepare_copy(slab)
             # All that takes room comes first: who has the slab attached is sent away only for a move that can be.
             await self._make(None, slab, draft, copy=False, ended="meanwhile")
             life.record_copy(draft)
@@ -269,6 +277,18 @@ class Commits:
         await life.making.work_on(None, draft, copier.copy)
         with life.making.or_abandon(draft):
             self._check_base(None, slab, draft, "meanwhile")
+
+    async def _prepare_copy(self, slab: Slab) -> Slab:
+        making, reclaiming = self._life.making, self._life.reclaiming
+        try:
+            return making.prepare_copy(slab)
+        except PoolFull:
+            looking = reclaiming.look_again(slab.tenant)
+            if looking is not None:
+                await looking
+        if slab.state != "live":
+            raise StaleSlab(f"{slab.label} has ended meanwhile", id=slab.id)
+        return making.prepare_copy(slab)
 
 
 def _changes(replacement: Replacement) -> list[Change]:

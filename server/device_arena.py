@@ -45,6 +45,8 @@ class DeviceArena:
     volatile = False
     """The catalog is on a disk; whether the device's bytes outlive the machine is seen at the next start."""
     reuses_memory = True
+    sees_holders = False
+    """The kernel does not tell who maps which part of it, least of all on other hosts."""
 
     def __init__(self, path: str, state_dir: str, *, incoherent: bool, lock_fd: int | None = None) -> None:
         self.path = path
@@ -162,13 +164,14 @@ class DeviceArena:
     def remove(self, slab_id: int) -> None:
         """Do nothing yet: the extent waits for :meth:`reclaim`."""
 
-    def reclaim(self, slab_id: int) -> None:
+    def reclaim(self, slab_id: int) -> bool:
         """Give the extent to whoever comes next; nothing happens if there is none."""
         with self._lock:
             extent = self._extents.pop(slab_id, None)
             self._lost.discard(slab_id)
             if extent is not None:
                 self._allocator.give_back(extent)
+        return True
 
     def slabs(self) -> dict[int, int]:
         """Return the slabs that have not ended, with the length of their extent."""

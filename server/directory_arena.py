@@ -1,7 +1,8 @@
 """An arena in a directory: one file a slab on a memory file system.
 
-A slab's file is made whole at once, is never truncated and never used for another slab: whoever still maps it
-keeps its pages, and only they. Files whose names are not of our pattern are never touched.
+A slab's file is made whole at once, is never truncated while somebody may map it, and never used for another slab:
+whoever still maps it keeps its pages, and only they. It keeps its name until nobody does, so that the next server knows
+of it too. Files whose names are not of our pattern are never touched.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Final
 from farpool.native.mapping import Mapping as MemoryMapping
 from farpool.protocol.errors import FarpoolError, InvalidArgument, PoolFull
 from farpool.protocol.units import format_bytes
+from farpool.server import held_files
 from farpool.server.arena import MEMORY_FILE_SYSTEMS
 from farpool.server.catalog import SlabRow
 from farpool.server.generations import GenerationFile, Generations
@@ -54,6 +56,7 @@ class DirectoryArena:
             self.file_system = file_system_of(os.fstat(self._fd).st_dev)
             huge = self.file_system == "hugetlbfs"
             self.page = os.fstatvfs(self._fd).f_bsize if huge else os.sysconf("SC_PAGESIZE")
+            self.sees_holders = held_files.sees_holders(self.control_fd)
             undo.pop_all()
 
     @property
@@ -128,12 +131,16 @@ class DirectoryArena:
             os.close(fd)
 
     def remove(self, slab_id: int) -> None:
-        """Unlink the slab's file; its pages go when nobody maps it any more."""
+        """Unlink the slab's file; its pages go when nobody holds it any more."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f"slab-{slab_id}", dir_fd=self._fd)
 
-    def reclaim(self, slab_id: int) -> None:
-        """Do nothing: the kernel takes the pages of an unlinked file back."""
+    def reclaim(self, slab_id: int) -> bool:
+        """Give the pages of the slab's file back to the kernel, unless somebody is seen to hold it."""
+        if self.sees_holders:
+            return held_files.take_back(f"slab-{slab_id}", self._fd)
+        self.remove(slab_id)
+        return True
 
     def slabs(self) -> dict[int, int]:
         """Return the slabs that have a file, with its length in bytes."""

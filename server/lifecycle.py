@@ -8,12 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
-from functools import partial
 from typing import Any, Final
 
 import structlog
 
-from farpool.native.mapping import Mapping as MemoryMapping
 from farpool.protocol.messages import Quarantined, encode_event
 from farpool.server.arena import Arena
 from farpool.server.catalog import Catalog, HolderRow, SessionRow, SlabRow
@@ -23,11 +21,12 @@ from farpool.server.exclusive import Exclusives
 from farpool.server.generations import Generations
 from farpool.server.grants import Grants
 from farpool.server.leases import Leases
-from farpool.server.long_work import LONG_BYTES, LongWork
+from farpool.server.long_work import LongWork
 from farpool.server.making import Making
 from farpool.server.quarantine import Quarantine
+from farpool.server.reclaiming import Reclaiming
 from farpool.server.sessions import Channel, Session, SessionEvent, SessionTable, Timing
-from farpool.server.slabs import Slab, SlabTable, close_mapping
+from farpool.server.slabs import Slab, SlabTable
 from farpool.server.stopping import leave_sessions, renumber, stopped_sessions
 from farpool.transports.contract import Mode
 
@@ -66,6 +65,8 @@ class Lifecycle:
         self.planes = planes
         self.slabs = SlabTable(capacity)
         self.work = LongWork(executor)
+        self.reclaiming = Reclaiming(arena, catalog, self.slabs, self.work, clock, deadlines.watch)
+        self.reclaiming.released = self._came_back
         self.making = Making(arena, catalog, generations, self.slabs, self.work)
         self.sessions = SessionTable(timing, clock, deadlines.watch, self._session_ended)
         self.leases = Leases(self.slabs, self.sessions, deadlines.watch, self._lease_ended)
@@ -74,15 +75,16 @@ class Lifecycle:
         self.grants = Grants(catalog, self.slabs, clock, deadlines.watch)
         self.withdrawn: Callable[[Slab, set[int]], None] = lambda _, __: None
         """Called with a slab that was taken from some sessions, and these."""
-        self._removing: set[int] = set()
 
     def watch_restored(self) -> None:
-        """Watch over the leases and grants that a restart brought back, and keep exclusive slabs so."""
+        """Watch over leases, grants and held memory that a restart brought back, and keep exclusive slabs so."""
         for slab in self.slabs.all():
             self.leases.begin(slab)
         self.exclusives.restore(self.slabs.all())
         self.grants.restore()
         self.sessions.remember(stopped_sessions(self.catalog))
+        with self.catalog.together():
+            self.reclaiming.restore()
 
     # Slabs begin --------------------------------------------------------------------------------------
 
@@ -157,10 +159,10 @@ class Lifecycle:
 
     # Slabs end ----------------------------------------------------------------------------------------
 
-    def end_slab(self, slab: Slab, event: str, by: Session | None = None) -> Awaitable[None] | None:
-        """End a slab: nobody finds or reaches it any more. Return what to wait for if its file takes a while.
+    def end_slab(self, slab: Slab, event: str, by: Session | None = None) -> Awaitable[object] | None:
+        """End a slab: nobody finds or reaches it any more. Return what to wait for if its memory takes a while.
 
-        The bytes stay charged until the file is removed and each session that may map it has let go.
+        The bytes stay charged until that is back, which nobody may hold any more.
         """
         for draft in self.slabs.drafts_of(slab):
             self.end_slab(draft, event)
@@ -173,17 +175,7 @@ class Lifecycle:
         self.close_off(slab)
         self.generations.release_slot(slab.slot)
         self._tell(audience, slab, event, by)
-        if slab.holders:
-            self.catalog.mark_reclaiming(slab.id)
-        if slab.charged > LONG_BYTES:
-            return self._remove_long(slab)
-        slab.close_memory()
-        try:
-            self.arena.remove(slab.memory_id)
-        except OSError as error:  # the next start removes it
-            log.error("slab file not removed", slab=slab.id, error=str(error))
-        self._settle(slab)
-        return None
+        return self.reclaiming.begin(slab)
 
     def let_go(self, slab: Slab, session_id: int, transport: str) -> None:
         """Take a slab, alive or reclaiming, from one session over one transport."""
@@ -193,28 +185,7 @@ class Lifecycle:
         if self.planes.may_map(transport):
             self.catalog.delete_holder(slab.id, session_id, transport)
         if slab.state == "reclaiming":
-            self._settle(slab)
-
-    def _remove_long(self, slab: Slab) -> Awaitable[None]:
-        mapping = slab.take_memory()
-        self._removing.add(slab.id)
-        removal = self.work.in_thread(partial(_remove, self.arena, slab.memory_id, mapping))
-
-        def removed(future: asyncio.Future[None]) -> None:
-            self._removing.discard(slab.id)
-            if not future.cancelled() and (error := future.exception()) is not None:
-                log.error("slab file not removed", slab=slab.id, error=str(error))
-            self._settle(slab)
-
-        removal.add_done_callback(removed)
-        return removal
-
-    def _settle(self, slab: Slab) -> None:
-        if slab.holders or slab.id in self._removing:
-            return
-        self.arena.reclaim(slab.memory_id)
-        self.catalog.delete_slab(slab.id, held=False)
-        self.slabs.settle(slab)
+            self.reclaiming.look(slab)
 
     def _tell(self, audience: set[int], slab: Slab, event: str, by: Session | None) -> None:
         known_as = slab.draft_of if event == REPLACED else slab.id
@@ -257,6 +228,7 @@ class Lifecycle:
             else:
                 self.catalog.delete_session(session.id)
         self._end_some(ending)
+        self.reclaiming.look_again(session.tenant)
 
     def quarantined(self, *, by_host: bool) -> list[Quarantined]:
         """Return what ended sessions may still have mapped, by host or in all."""
@@ -275,11 +247,16 @@ class Lifecycle:
         with self.catalog.together():
             sessions = self.quarantine.release_host(host)
         slabs = {slab.id: slab for session_id in sessions for slab in held[session_id]}
-        back = [slab for slab in slabs.values() if slab.state == "reclaiming" and not slab.holders]
+        back = [slab for slab in slabs.values() if slab.state == "gone"]
         return _quarantined(host, len(sessions), back)
 
     def _held_by_any(self, sessions: list[int]) -> list[Slab]:
         return list({slab.id: slab for session_id in sessions for slab in self.slabs.held_by(session_id)}.values())
+
+    def _came_back(self, session_id: int) -> None:
+        """Watch over an ended session no more that holds nothing, as is seen by itself."""
+        if not self.slabs.held_by(session_id):
+            self.quarantine.release(session_id)
 
     def _let_go_of_all(self, session_id: int) -> None:
         for slab in self.slabs.held_by(session_id):
@@ -303,7 +280,8 @@ class Lifecycle:
             return False
         if self.arena.reuses_memory:
             return True
-        # Pages of a file are nobody else's: without a process to watch, the session's word has to do.
+        # A file's pages are nobody else's. Who holds it is seen, or else the word of a session without a process to
+        # watch has to do.
         if session.pid is None or event is SessionEvent.STOPPED:
             return False
         return event is not SessionEvent.GOODBYE or _is_named(slab, session.mapped)
@@ -323,7 +301,12 @@ class Lifecycle:
     # The end ------------------------------------------------------------------------------------------
 
     async def finish(self) -> None:
-        """End every session and wait for the work in threads; leased and persistent slabs stay."""
+        """End every session and wait for the work in threads; leased and persistent slabs stay.
+
+        So does what is held of slabs that ended before. Of those that end now the kernel takes care: no next server may
+        ever come.
+        """
+        self.reclaiming.closing = True
         sessions, mapped = self.sessions.all(), [slab for slab in self.slabs.all() if self._may_be_mapped(slab)]
         for session in sessions:
             self.sessions.end(session, SessionEvent.STOPPED)
@@ -335,6 +318,7 @@ class Lifecycle:
         for slab in mapped:
             if slab.state == "live":
                 renumber(self.catalog, self.generations, slab)
+        self.reclaiming.report()
 
     def _may_be_mapped(self, slab: Slab) -> bool:
         return any(self.planes.may_map(transport) for _, transport in slab.holders)
@@ -384,8 +368,3 @@ def _row_of(slab: Slab) -> SlabRow:
 def _is_named(slab: Slab, mapped: frozenset[tuple[int, int]]) -> bool:
     """Tell whether a client names the slab's memory; that of a draft in the place of a slab it knows as the slab's."""
     return (slab.id, slab.generation) in mapped or (slab.draft_of, slab.generation) in mapped
-
-
-def _remove(arena: Arena, memory_id: int, mapping: MemoryMapping | None) -> None:
-    close_mapping(mapping)
-    arena.remove(memory_id)

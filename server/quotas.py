@@ -50,13 +50,15 @@ S = TypeVar("S", bound=Charged)
 class Account(Generic[S]):
     """All that one tenant is charged for: slabs that it has, drafts and slabs being made among them, and had."""
 
-    __slots__ = ("live", "nbytes", "slabs")
+    __slots__ = ("held", "live", "nbytes", "slabs")
 
     def __init__(self) -> None:
         self.slabs: dict[int, S] = {}
         self.nbytes = 0
         self.live = 0
         """Slabs that have not ended."""
+        self.held = 0
+        """Bytes of those that have, and that somebody still holds."""
 
     def charge(self, slab: S) -> None:
         """Add a slab; one that is there already stays so."""
@@ -69,6 +71,16 @@ class Account(Generic[S]):
         del self.slabs[slab.id]
         self.nbytes -= slab.charged
 
+    def keep(self, slab: S) -> None:
+        """Go on charging for a slab that has ended, or begin to after a restart."""
+        self.charge(slab)
+        self.held += slab.charged
+
+    def settle(self, slab: S) -> None:
+        """Take such a slab out."""
+        self.credit(slab)
+        self.held -= slab.charged
+
     def check(self, tenant: str, quota: Quota, charged: int) -> None:
         """Raise ``QuotaExceeded`` if one more slab of *charged* bytes is more than the tenant may have."""
         if quota.slabs is not None and self.live >= quota.slabs:
@@ -79,9 +91,10 @@ class Account(Generic[S]):
                 limit=quota.slabs,
             )
         if quota.nbytes is not None and self.nbytes + charged > quota.nbytes:
+            held = f" ({format_bytes(self.held)} of it freed, but still mapped by a process)" if self.held else ""
             raise QuotaExceeded(
-                f'asked for {format_bytes(charged)}; the tenant "{tenant}" uses {format_bytes(self.nbytes)} of its '
-                f"quota of {format_bytes(quota.nbytes)}; free slabs, or have the quota raised: "
+                f'asked for {format_bytes(charged)}; the tenant "{tenant}" uses {format_bytes(self.nbytes)}{held} of '
+                f"its quota of {format_bytes(quota.nbytes)}; free slabs, or have the quota raised: "
                 f"farpool quota set {tenant} --bytes SIZE",
                 asked=charged,
                 used=self.nbytes,

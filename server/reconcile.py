@@ -53,7 +53,7 @@ def reconcile(
     holders = _holders(catalog, known, arena, same_boot=same_boot)
     files = arena.slabs()
     live, reclaiming, dropped = _sort_rows(catalog, arena, holders, files, known)
-    orphans = _remove_unknown(arena, files, live, reclaiming)
+    orphans = _remove_unknown(arena, live, reclaiming)
     generations.restore({row.slot: row.generation for row in live})
     for session in known.values():
         restored = sessions.restore(session.id, session.tenant, session.secret_hash)
@@ -102,20 +102,28 @@ def _sort_rows(
     lost = _lost(catalog.slabs(), files, known)
     with catalog.together():
         for row in catalog.slabs():
-            if row.reclaiming and holders[row.id]:
-                reclaiming.append(row)
-            elif not row.reclaiming and row.id not in lost:
+            if not row.reclaiming and row.id not in lost:
                 live.append(row)
-            elif arena.reuses_memory and holders[row.id]:
-                # It has ended, but not for those who map it.
-                catalog.mark_reclaiming(row.id)
-                reclaiming.append(replace(row, reclaiming=1, name=None, owner=None))
-                dropped += 1
-            else:
-                dropped += not row.reclaiming
+                continue
+            dropped += not row.reclaiming
+            if not _is_held(row, arena, holders[row.id]):
                 catalog.delete_slab(row.id, held=True)
-                arena.reclaim(row.memory_id)
+                continue
+            if not row.reclaiming:  # it has ended, but not for those who hold it
+                catalog.mark_reclaiming(row.id)
+            reclaiming.append(replace(row, reclaiming=1, name=None, owner=None))
     return live, reclaiming, dropped
+
+
+def _is_held(row: SlabRow, arena: Arena, holders: list[HolderRow]) -> bool:
+    """Tell whether somebody may hold the memory of a slab that has ended; else it comes back."""
+    if not arena.sees_holders and holders and (row.reclaiming or arena.reuses_memory):
+        return True
+    try:
+        return not arena.reclaim(row.memory_id)
+    except OSError as error:  # it is tried again
+        log.error("slab file not removed", slab=row.id, error=str(error))
+        return True
 
 
 def _lost(rows: list[SlabRow], files: dict[int, int], known: dict[int, SessionRow]) -> set[int]:
@@ -132,13 +140,12 @@ def _survived(row: SlabRow, files: dict[int, int], known: dict[int, SessionRow])
     return row.lease != "session" or row.owner in known
 
 
-def _remove_unknown(arena: Arena, files: dict[int, int], live: list[SlabRow], reclaiming: list[SlabRow]) -> int:
-    held = {row.memory_id for row in reclaiming}
-    unknown = set(files) - {row.memory_id for row in live}
+def _remove_unknown(arena: Arena, live: list[SlabRow], reclaiming: list[SlabRow]) -> int:
+    files = arena.slabs()
+    unknown = set(files) - {row.memory_id for row in (*live, *reclaiming)}
     for memory in unknown:
         arena.remove(memory)
-        if memory not in held:
-            arena.reclaim(memory)
+        arena.reclaim(memory)
     if unknown:
         log.info("orphan slab files removed", count=len(unknown), nbytes=sum(files[memory] for memory in unknown))
     return len(unknown)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final, Protocol, TypeAlias
 
 import structlog
 
@@ -13,6 +14,7 @@ from farpool.protocol.errors import (
     PermissionDenied,
     PoolFull,
     ProtocolError,
+    QuotaExceeded,
 )
 from farpool.protocol.messages import (
     PROTOCOL_VERSION,
@@ -73,6 +75,10 @@ RESERVED_SESSIONS: Final = 2
 
 GIVE_BACK: Final = (Detach, Free, Revoke)
 """Requests that a quota never refuses: they give something back."""
+
+
+BeingMade: TypeAlias = Attached | Awaitable[Attached]
+"""A slab that is made, or will be."""
 
 
 class Limits(Protocol):
@@ -182,7 +188,7 @@ class PoolService:
             self.check_administrator(session, request)
         match request:
             case Allocate():
-                return self._allocate(session, request)
+                return self._with_room(session, partial(self._allocate, session, request))
             case Free():
                 return self._free(session, request)
             case Open():
@@ -190,7 +196,7 @@ class PoolService:
             case Attach():
                 return self._attaching.attach(session, request)
             case Reserve():
-                return self._reserve(session, request)
+                return self._with_room(session, partial(self._reserve, session, request))
             case Commit():
                 return self._commit(session, request)
             case Grant() | Revoke() | Grants():
@@ -225,7 +231,17 @@ class PoolService:
             raise ProtocolError(f"{request.operation} cannot be asked in an open session")
         return reply
 
-    def _allocate(self, session: Session, request: Allocate) -> Attached | Awaitable[Attached]:
+    def _with_room(self, session: Session, make: Callable[[], BeingMade]) -> BeingMade:
+        """Make a slab; where there is no room, look again at what was held, and try once more."""
+        try:
+            return make()
+        except (PoolFull, QuotaExceeded):
+            if not self.life.slabs.reclaiming:
+                raise
+        looking = self.life.reclaiming.look_again(session.tenant)
+        return make() if looking is None else _made_after(looking, session, make)
+
+    def _allocate(self, session: Session, request: Allocate) -> BeingMade:
         if self.draining:
             raise PermissionDenied("the server is draining and makes no more slabs; try again once it is back")
         nbytes = parse_size(request.nbytes)
@@ -262,7 +278,7 @@ class PoolService:
             capacity=capacity,
         )
 
-    def _reserve(self, session: Session, request: Reserve) -> Attached | Awaitable[Attached]:
+    def _reserve(self, session: Session, request: Reserve) -> BeingMade:
         slab = self.access.of_life(session, request.id, request.generation)
         self.access.check(session, slab, "rw")
         self.access.note(session, slab, request.transport, draft=True)
@@ -311,7 +327,15 @@ class PoolService:
                 return GrantList(grants=self.access.of_slab(slab))
 
 
-async def _done_after(removal: Awaitable[None]) -> Done:
+async def _made_after(looking: Awaitable[object], session: Session, make: Callable[[], BeingMade]) -> Attached:
+    await looking
+    if not session.alive:
+        raise PermissionDenied(f"session {session.id} ended before there was room for its slab")
+    made = make()
+    return made if isinstance(made, Attached) else await made
+
+
+async def _done_after(removal: Awaitable[object]) -> Done:
     try:
         await removal
     except OSError as error:

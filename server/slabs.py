@@ -1,8 +1,7 @@
 """The slabs that are alive, who owns and who holds them, and the bytes that they are charged for.
 
-A slab is ``live`` or ``orphaned`` while it can be found, and ``reclaiming`` from its end until nobody holds
-its memory. No I/O but a slab's own mapping; the service keeps arena, catalog and data planes in step with
-this table.
+A slab is ``live`` or ``orphaned`` while it can be found, ``reclaiming`` from its end until nobody holds its memory, and
+``gone`` then. No I/O but a slab's own mapping; the service keeps arena, catalog and data planes in step with it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ __all__ = ["Checksums", "Slab", "SlabTable", "close_mapping"]
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("farpool.slabs")
 
-State = Literal["live", "reclaiming"]
+State = Literal["live", "reclaiming", "gone"]
 
 
 class Checksums(NamedTuple):
@@ -196,7 +195,6 @@ class SlabTable:
         """Bytes of ended slabs that somebody still holds."""
         self._making: dict[int, Slab] = {}
         self._slabs: dict[int, Slab] = {}
-        self._reclaiming: dict[int, Slab] = {}
         self._names: dict[tuple[str, str], int] = {}
         self._owned: dict[int, dict[int, Slab]] = {}
         self._held: dict[int, dict[int, Slab]] = {}
@@ -285,16 +283,15 @@ class SlabTable:
     def add_reclaiming(self, slab: Slab) -> None:
         """Keep an ended slab's bytes charged."""
         self.reclaiming += slab.charged
-        self.account(slab.tenant).charge(slab)
-        self._reclaiming[slab.id] = slab
+        self.account(slab.tenant).keep(slab)
         self._ended[slab.generation] = slab
 
     def settle(self, slab: Slab) -> None:
         """Give an ended slab's bytes back to the pool."""
-        del self._reclaiming[slab.id]
+        slab.state = "gone"
         del self._ended[slab.generation]
         self.reclaiming -= slab.charged
-        self.account(slab.tenant).credit(slab)
+        self.account(slab.tenant).settle(slab)
 
     def own(self, slab: Slab, owner: int | None) -> None:
         """Change the slab's owner."""
@@ -371,6 +368,10 @@ class SlabTable:
     def held_by(self, session_id: int) -> list[Slab]:
         """Return the slabs, alive or reclaiming, that the session has attached."""
         return list(self._held.get(session_id, {}).values())
+
+    def ended(self) -> list[Slab]:
+        """Return the slabs whose bytes are reclaiming."""
+        return list(self._ended.values())
 
     def being_made(self) -> list[Slab]:
         """Return the slabs that are reserved and not admitted yet."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -167,12 +168,14 @@ async def test_memory_is_closed_after_every_revoke_and_only_then(
         assert modes == ["r", "rw", "rw"]
         memory = slab.memory()
         life.let_go(slab, owner.id, "moving")
+        held = house.arena.open_descriptor(slab.memory_id, "r")
         life.end_slab(slab, "revoked", by=owner)
         for plane in (mapping, moving):
             assert ("revoke", slab.id, True) in plane.calls
         assert memory.closed
         assert house.generations.load(slab.slot) == 0
         assert life.slabs.reclaiming == 4096
+        os.close(held)
         life.let_go(slab, other.id, "mapping")
         assert life.slabs.reclaiming == 0
         assert house.catalog.holders() == []
@@ -224,12 +227,14 @@ async def test_a_transport_with_bugs_harms_nobody_else(monkeypatch: pytest.Monke
         life.attach(owner, slab, "good", "rw")
         memory = slab.memory()
         life.sessions.end(owner, SessionEvent.GOODBYE)
-        assert house.arena.slabs() == {}
         assert ("end_session", owner.id) in good.calls
-        assert life.slabs.allocated == life.slabs.reclaiming == 0
+        assert (life.slabs.allocated, life.slabs.reclaiming) == (0, 4096)
         assert bytes(buggy.view[:2]) == bytes(2)
         buggy.view.release()
         memory.close()
+        life.reclaiming.look(slab)
+        assert life.slabs.reclaiming == 0
+        assert house.arena.slabs() == {}
     finally:
         house.close()
 
@@ -240,7 +245,7 @@ async def test_a_file_that_cannot_be_removed_does_not_stop_a_sessions_end(
     house = House(memory_folder, await started(monkeypatch, p=Plane()))
     life = house.life
 
-    def refuse(slab_id: int) -> None:
+    def refuse(slab_id: int) -> bool:
         raise PermissionError(errno.EACCES, "not allowed")
 
     try:
@@ -250,9 +255,12 @@ async def test_a_file_that_cannot_be_removed_does_not_stop_a_sessions_end(
             life.making.make(slab)
             life.admit(owner, slab, "p")
         with monkeypatch.context() as broken:
-            broken.setattr(house.arena, "remove", refuse)
+            broken.setattr(house.arena, "reclaim", refuse)
             life.sessions.end(owner, SessionEvent.GOODBYE)
-        assert len(life.slabs) == life.slabs.allocated == life.slabs.reclaiming == 0
+        assert (len(life.slabs), life.slabs.allocated, life.slabs.reclaiming) == (0, 0, 3 * 4096)
+        assert {row.reclaiming for row in house.catalog.slabs()} == {1}
+        life.reclaiming.look_again("default")
+        assert life.slabs.reclaiming == 0
         assert house.catalog.slabs() == []
     finally:
         house.close()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.descriptors import fetch_descriptor
 
 from farpool.protocol.addresses import parse_address
 from farpool.protocol.errors import FarpoolError, InvalidArgument, ServerLost, StaleSlab
@@ -87,13 +88,16 @@ def test_what_is_mapped_over_a_transport_stays_charged_without_it(memory_folder:
     options: dict[str, Any] = {"arena": memory_folder, "capacity": "1MiB", "unix": memory_folder / "f.sock"}
     with serve_embedded(**options) as server:
         client = connect(server.url)
-        slab = client.ask(Allocate(nbytes=10, lease="persistent", transport="cxl"), Attached).slab
+        made = client.ask(Allocate(nbytes=10, lease="persistent", transport="cxl"), Attached)
+        slab = made.slab
+        held = fetch_descriptor(made.params, slab.id, slab.generation, writable=True)
         server.kill()
     with serve_embedded(**options, transports=["tcp"]) as server:
         other = connect(server.url)
         other.ask(Free(id=slab.id, generation=slab.generation), Done)
         assert other.ask(Stat(), ServerStat).reclaiming == 4096
         again = connect(server.url, resume=client.key)
+        os.close(held)
         again.ask(Detach(id=slab.id, generation=slab.generation, transport="cxl"), Done)
         assert other.ask(Stat(), ServerStat).reclaiming == 0
 

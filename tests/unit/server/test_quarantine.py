@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +15,11 @@ from farpool.server.embedded import EmbeddedServer, serve_embedded
 
 Connect = Callable[..., Any]
 
+ROOT = Path(__file__).parents[3]
 HOLDER = """
 import socket, sys
+sys.path.insert(0, sys.argv[3])
+from tests.descriptors import fetch_descriptor
 from farpool.protocol.framing import FrameDecoder, decode_payload
 from farpool.protocol.messages import Allocate, Goodbye, Hello, encode_request
 end = sys.argv[2]
@@ -28,7 +32,14 @@ def ask(request):
         waiting.extend(decoder.feed(link.recv(1 << 16)))
     return decode_payload(waiting.pop(0))
 ask(Hello(protocol=1, client="holder"))
-slab = ask(Allocate(nbytes=4096, transport="cxl"))[2]["slab"]
+def hold():
+    made = ask(Allocate(nbytes=4096, transport="cxl"))[2]
+    slab = made["slab"]
+    fetch_descriptor(made["params"], slab["id"], slab["generation"], writable=True)
+    return slab
+slab = hold()
+if end != "goodbye":
+    hold()
 ask(Allocate(nbytes=4096, transport="cxl"))
 ask(Allocate(nbytes=4096, transport="tcp"))
 if end == "goodbye":
@@ -50,7 +61,7 @@ def start(server: EmbeddedServer) -> Iterator[Callable[[str], subprocess.Popen[s
     children: list[subprocess.Popen[str]] = []
 
     def start_holder(end: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", HOLDER, server.url.removeprefix("unix://"), end]
+        command = [sys.executable, "-c", HOLDER, server.url.removeprefix("unix://"), end, str(ROOT)]
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         children.append(child)
         assert child.stdout is not None

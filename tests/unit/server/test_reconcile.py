@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,7 +110,7 @@ def test_rows_without_whole_memory_are_dropped(parts: Parts) -> None:
     parts.catalog.insert_slab(slab(1))
     parts.catalog.insert_slab(slab(2))
     Path(parts.arena.path, "slab-2").write_bytes(b"short")
-    assert parts.start() == Restored(slabs=0, sessions=0, reclaiming=0, dropped=2, orphans=1)
+    assert parts.start() == Restored(slabs=0, sessions=0, reclaiming=0, dropped=2, orphans=0)
     assert parts.catalog.slabs() == []
     assert parts.arena.slabs() == {}
 
@@ -131,7 +132,7 @@ def test_session_slabs_wait_for_their_session(parts: Parts) -> None:
         parts.arena.create(number, 5000)
         parts.catalog.insert_slab(slab(number, "session", owner=owner))
     parts.catalog.insert_session(SessionRow(5, "default", b"h" * 32))
-    assert parts.start() == Restored(slabs=1, sessions=1, reclaiming=0, dropped=1, orphans=1)
+    assert parts.start() == Restored(slabs=1, sessions=1, reclaiming=0, dropped=1, orphans=0)
     assert [owned.id for owned in parts.slabs.owned_by(5)] == [1]
     session = parts.sessions.get(5)
     assert session is not None
@@ -168,15 +169,46 @@ def test_holders_survive_with_their_sessions(parts: Parts) -> None:
     assert parts.slabs.get("default", 1).holders == {(5, "cxl"): "r"}
 
 
-def test_freed_slabs_stay_charged_while_a_holder_may_come_back(parts: Parts) -> None:
+def test_freed_slabs_stay_charged_while_somebody_holds_them(parts: Parts) -> None:
+    """Whoever that is: of 1 the catalog knows a holder, of 2 none, and that of 3 has let go without a word."""
+    for number, holder in ((1, 5), (2, 6), (3, 5)):
+        parts.arena.create(number, 5000)
+        parts.catalog.insert_slab(slab(number, "session", owner=holder), HolderRow(number, holder, "cxl", "rw"))
+        parts.catalog.mark_reclaiming(number)
+    parts.catalog.insert_session(SessionRow(5, "default", b"h" * 32))
+    held = [parts.arena.open_descriptor(number, "r") for number in (1, 2)]
+    try:
+        assert parts.start() == Restored(slabs=0, sessions=1, reclaiming=2, dropped=0, orphans=0)
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+    assert parts.arena.slabs() == {1: 8192, 2: 8192}
+    assert parts.slabs.reclaiming == parts.slabs.account("default").nbytes == 16384
+    assert parts.generations.load(1) == 0
+    assert parts.generations.take_slot() == 0
+    found = parts.slabs.get_held(1, 11)
+    assert found is not None
+    assert found.state == "reclaiming"
+
+
+def test_a_slab_whose_owner_is_gone_stays_charged_while_somebody_holds_it(parts: Parts) -> None:
+    parts.arena.create(1, 5000)
+    parts.catalog.insert_slab(slab(1, "session", owner=5))
+    held = parts.arena.open_descriptor(1, "rw")
+    try:
+        assert parts.start() == Restored(slabs=0, sessions=0, reclaiming=1, dropped=1, orphans=0)
+        assert [(row.reclaiming, row.name) for row in parts.catalog.slabs()] == [(1, None)]
+    finally:
+        os.close(held)
+
+
+def test_without_the_kernels_word_freed_slabs_stay_charged_while_a_holder_may_come_back(parts: Parts) -> None:
+    parts.arena.sees_holders = False
     for number, holder in ((1, 5), (2, 6)):
+        parts.arena.create(number, 5000)
         parts.catalog.insert_slab(slab(number, "session", owner=holder), HolderRow(number, holder, "cxl", "rw"))
         parts.catalog.mark_reclaiming(number)
     parts.catalog.insert_session(SessionRow(5, "default", b"h" * 32))
     assert parts.start() == Restored(slabs=0, sessions=1, reclaiming=1, dropped=0, orphans=0)
+    assert parts.arena.slabs() == {1: 8192}
     assert parts.slabs.reclaiming == 8192
-    assert parts.generations.load(1) == 0
-    assert parts.generations.take_slot() == 0
-    held = parts.slabs.get_held(1, 11)
-    assert held is not None
-    assert held.state == "reclaiming"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.descriptors import fetch_descriptor
 
 from farpool.protocol.addresses import parse_address
 from farpool.protocol.errors import (
@@ -54,6 +56,12 @@ def earlier_sessions_have_ended(server: EmbeddedServer, connect: Connect) -> Non
     while client.ask(Stat(), ServerStat).sessions > 1:
         time.sleep(0.02)
     client.ask(Goodbye(), Done)
+
+
+def hold(attached: Attached, mode: str) -> int:
+    """Return a descriptor of what a client has attached over cxl; the caller closes it."""
+    slab = attached.slab
+    return fetch_descriptor(attached.params, slab.id, slab.memory_generation, writable=mode == "rw")
 
 
 def files(server: EmbeddedServer) -> set[str]:
@@ -171,7 +179,7 @@ def test_holders_are_told_that_a_slab_is_gone(server: EmbeddedServer, connect: C
 def test_a_slab_that_is_mapped_somewhere_stays_charged(server: EmbeddedServer, connect: Connect) -> None:
     client, reader = connect(server.url), connect(server.url)
     slab = made(client, 8192, name="mapped")
-    reader.ask(Open(id=slab.id, mode="r", transport="cxl"), Attached)
+    held = hold(reader.ask(Open(id=slab.id, mode="r", transport="cxl"), Attached), "r")
     before = client.ask(Stat(), ServerStat)
     free(client, slab)
     after = client.ask(Stat(), ServerStat)
@@ -182,6 +190,7 @@ def test_a_slab_that_is_mapped_somewhere_stays_charged(server: EmbeddedServer, c
     assert listed.state == "reclaiming"
     again = made(client, 8192, name="mapped")
     assert again.generation != slab.generation
+    os.close(held)
     reader.ask(Detach(id=slab.id, generation=slab.generation, transport="cxl"), Done)
     assert find(client, slab) is None
     assert client.ask(Stat(), ServerStat).reclaiming == before.reclaiming
@@ -190,9 +199,10 @@ def test_a_slab_that_is_mapped_somewhere_stays_charged(server: EmbeddedServer, c
 def test_a_holder_that_ends_lets_go(server: EmbeddedServer, connect: Connect) -> None:
     client, reader = connect(server.url), connect(server.url)
     slab = made(client, lease="persistent")
-    reader.ask(Open(id=slab.id, transport="cxl"), Attached)
+    held = hold(reader.ask(Open(id=slab.id, transport="cxl"), Attached), "rw")
     free(client, slab)
     assert find(client, slab) is not None
+    os.close(held)
     reader.ask(Goodbye(), Done)
     assert find(client, slab) is None
 
