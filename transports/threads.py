@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
 
-from farpool.protocol.errors import DeadlineExceeded, TransportUnavailable
+from farpool.protocol.errors import DeadlineExceeded, InvalidArgument, TransportUnavailable
 
 __all__ = ["MOST_THREADS", "in_own_thread", "in_thread", "keep", "not_sent"]
 
@@ -20,6 +20,9 @@ T = TypeVar("T")
 
 MOST_THREADS: Final = 32
 """Blocking calls of one session that run at once; more of them queue, until their deadline at most."""
+
+SHUT_DOWN: Final = "shutdown"
+"""In what an executor says that takes no more work; without a thread to start it says something else."""
 
 
 def not_sent() -> DeadlineExceeded:
@@ -41,11 +44,14 @@ async def in_thread(
 
     Raises:
         DeadlineExceeded: no thread was free in time and nothing was done, in the words of *late*.
-        TransportUnavailable: this process may start no more threads; or the session was closed meanwhile.
+        TransportUnavailable: this process may start no more threads.
+        InvalidArgument: the session was closed meanwhile.
     """
     try:
         future = threads.submit(function, *arguments)
     except RuntimeError as error:
+        if SHUT_DOWN in str(error):
+            raise InvalidArgument("this pool was closed meanwhile, and nothing was sent; connect again") from None
         raise TransportUnavailable(f"there is no thread for this call ({error}); see ulimit -u, and -v") from error
     expiry = _Expiry(future)
     timer = asyncio.get_running_loop().call_later(max(0.0, deadline - time.monotonic()), expiry)
