@@ -234,7 +234,8 @@ class Session:
         if connection is not None and connection.usable:
             return connection  # another thread was quicker
         if connection is not None:
-            connection.drain()  # the replies that came before the end; then it closes itself
+            connection.drain()  # the replies that came before the end, if they are read in time
+            connection.fail("the server closed the control connection")
         return self._reconnect(deadline)
 
     def _reconnect(self, deadline: float) -> Connection:
