@@ -120,7 +120,10 @@ class AwaitableRdmaRegion:
         for attempt in itertools.count(1):
             future: asyncio.Future[int] | None = None
             try:
-                pipeline = self._pair.current() or await self._pair.open(deadline)
+                pipeline = self._pair.current()
+                if pipeline is None:
+                    self._region.check_range(0, 0)  # a closed region opens no connection
+                    pipeline = await self._pair.open(deadline)
                 if pipeline.incarnation == self._region.incarnation:
                     future = submit(pipeline, deadline)
                     return await future

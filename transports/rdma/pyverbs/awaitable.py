@@ -37,6 +37,7 @@ class AwaitablePyverbsRegion:
     async def _run(self, call: Callable[[float], T], timeout: float | None) -> T:
         """Do *call* in a thread; the time that it waits for one counts."""
         deadline = time.monotonic() + seconds_of(timeout, self._timeout)
+        self._region.check_range(0, 0)  # a closed region has no threads any more
         return await in_thread(
             self._threads, deadline, keep, lambda: call(max(LEAST_SECONDS, deadline - time.monotonic()))
         )
