@@ -12,14 +12,15 @@ __all__ = ["Backoff"]
 
 FIRST_PAUSE: Final = 0.010
 LONGEST_PAUSE: Final = 0.250
-"""Seconds between attempts to reach a server that is gone; each pause is twice the one before."""
+"""Seconds between attempts while somebody waits; each pause is twice the one before."""
 
 
 @dataclass(slots=True)
 class Backoff:
-    """Pauses that grow from 10 ms to 250 ms, and never pass the deadline."""
+    """Pauses that grow from 10 ms to *longest* seconds, and never pass the deadline."""
 
     deadline: float
+    longest: float = LONGEST_PAUSE
     pause: float = FIRST_PAUSE
 
     def wait(self) -> bool:
@@ -28,5 +29,5 @@ class Backoff:
         if not left:
             return False
         time.sleep(min(self.pause, left))
-        self.pause = min(self.pause * 2, LONGEST_PAUSE)
+        self.pause = min(self.pause * 2, self.longest)
         return True

@@ -7,6 +7,7 @@ process waits for the ends of control connections.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import threading
@@ -16,6 +17,7 @@ from collections import deque
 from contextlib import suppress
 from typing import Final, Protocol
 
+from farpool.client.backoff import Backoff
 from farpool.native.fork import fork_count
 from farpool.protocol.errors import DeadlineExceeded, FarpoolError, ServerLost, TransportUnavailable
 
@@ -24,9 +26,8 @@ __all__ = ["keep", "look_after", "release"]
 TRY_SECONDS: Final = 2.0
 """How long one try to reach a server lasts. A call that comes meanwhile joins it."""
 
-FIRST_PAUSE: Final = 0.01
 LONGEST_PAUSE: Final = 2.0
-"""Seconds between two tries, at first and in the end: well within the grace of a server that starts."""
+"""Seconds between two tries, in the end: well within the grace of a server that starts."""
 
 PASSING = (ServerLost, DeadlineExceeded, TransportUnavailable)
 """What another try may mend; of anything else the next call learns by itself."""
@@ -127,18 +128,18 @@ def _is_lost(session: Kept | None) -> bool:
 
 def _connect(kept: weakref.ref[Kept]) -> bool:
     """Connect again, however long that takes; return False if there is no point in it."""
-    pause = FIRST_PAUSE
+    backoff = Backoff(math.inf, LONGEST_PAUSE)
     while _is_lost(session := kept()):
         assert session is not None
         try:
             session.connection(time.monotonic() + TRY_SECONDS)
-            pause = FIRST_PAUSE
+            backoff = Backoff(math.inf, LONGEST_PAUSE)
         except PASSING:
-            pause = min(2 * pause, LONGEST_PAUSE)
+            pass
         except FarpoolError:
             return False
         del session
-        time.sleep(pause)
+        backoff.wait()
     return True
 
 
