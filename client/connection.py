@@ -174,17 +174,17 @@ class Connection:
             raise
         raise ProtocolError(f"the server's reply is not a {reply_type.__name__}")
 
-    def drain(self) -> None:
-        """Act on what has come already, and wait for nothing."""
+    def drain(self, deadline: float) -> None:
+        """Act on what came before the end of a connection that the server has closed; then it closes itself."""
         watch = Call(0, Heartbeat(), None)  # the server never answers id 0
         with self._lock:
             if self._failure:
                 return
             self._calls[0] = watch
         try:
-            self._wait(watch, 0.0)
-        except DeadlineExceeded:
-            return
+            self._wait(watch, deadline)
+        except DeadlineExceeded:  # all of it was here, and this machine too busy to read it
+            self.fail("the server closed the control connection")
         finally:
             self._calls.pop(0, None)
 

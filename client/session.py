@@ -234,8 +234,7 @@ class Session:
         if connection is not None and connection.usable:
             return connection  # another thread was quicker
         if connection is not None:
-            connection.drain()  # the replies that came before the end, if they are read in time
-            connection.fail("the server closed the control connection")
+            connection.drain(deadline)  # the replies that came before the end
         return self._reconnect(deadline)
 
     def _reconnect(self, deadline: float) -> Connection:
