@@ -44,6 +44,11 @@ def line_of(child: subprocess.Popen[str]) -> list[str]:
     return child.stdout.readline().split()
 
 
+def ends_well(child: subprocess.Popen[str]) -> None:
+    _, errors = child.communicate(timeout=WITHIN)
+    assert child.returncode == 0, errors
+
+
 def stop(child: subprocess.Popen[str]) -> None:
     child.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
@@ -85,8 +90,7 @@ def test_late_stores_reach_nobody(impatient: EmbeddedServer, transport: str, sta
         for slab in mine:
             assert slab.read(NBYTES) == OURS
             slab.free()
-        _, errors = child.communicate(timeout=WITHIN)
-        assert child.returncode == 0, errors
+        ends_well(child)
 
 
 def test_who_has_a_slab_alone_has_it_where_a_stopped_holder_cannot_reach(
@@ -104,8 +108,7 @@ def test_who_has_a_slab_alone_has_it_where_a_stopped_holder_cannot_reach(
         assert line_of(child) == ["stale", "again"]
         assert mine.read(NBYTES) == OURS
         mine.free()
-        _, errors = child.communicate(timeout=WITHIN)
-        assert child.returncode == 0, errors
+        ends_well(child)
 
 
 def test_who_was_away_comes_too_late_though_nobody_has_the_slab_any_more(
@@ -130,8 +133,7 @@ def test_who_was_away_comes_too_late_though_nobody_has_the_slab_any_more(
         assert line_of(child) == ["StaleSlab", "StaleSlab"]
         assert line_of(child) == ["StaleSlab", "StaleSlab"]
         assert pool.open("owned").load(8) == 100
-        _, errors = child.communicate(timeout=WITHIN)
-        assert child.returncode == 0, errors
+        ends_well(child)
 
 
 def test_who_holds_the_interpreter_keeps_its_session(
@@ -140,8 +142,7 @@ def test_who_holds_the_interpreter_keeps_its_session(
     child = start_child("hold_the_interpreter", impatient.url, transport, 2.5 * SESSION_TIMEOUT)
     assert line_of(child) == ["ready"]
     assert line_of(child) == ["kept"]
-    _, errors = child.communicate(timeout=WITHIN)
-    assert child.returncode == 0, errors
+    ends_well(child)
 
 
 def test_the_end_of_a_lease_revokes_whoever_holds(impatient: EmbeddedServer, transport: str) -> None:

@@ -119,6 +119,12 @@ class RawClient:
 
 
 @pytest.fixture
+def audit(tmp_path: Path) -> Path:
+    """Where a test's server keeps its audit log."""
+    return tmp_path / "audit.jsonl"
+
+
+@pytest.fixture
 def connect() -> Iterator[Callable[..., RawClient]]:
     """Open raw clients, and close them at the end."""
     clients: list[RawClient] = []

@@ -40,11 +40,6 @@ Connect = Callable[..., Any]
 
 
 @pytest.fixture
-def audit(tmp_path: Path) -> Path:
-    return tmp_path / "audit.jsonl"
-
-
-@pytest.fixture
 def server(audit: Path) -> Iterator[EmbeddedServer]:
     with serve_embedded(capacity="64MiB", audit_log=str(audit)) as running:
         yield running
