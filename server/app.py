@@ -199,6 +199,7 @@ class Server:
                 encryptor=None if self._keys is None else self._keys.encryptor,
                 watched_offset=generations.watched_offset,
                 several_tenants=self._several_tenants,
+                in_thread=life.work.in_thread,
                 changed=self._changed,
                 refused=self._noter(audit, name),
             )

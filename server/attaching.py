@@ -57,6 +57,21 @@ class Attaching:
         params = self._life.admit(session, slab, transport)
         return Attached(slab=self._reports.slab(slab), epoch=self._epoch, transport=transport, params=params)
 
+    async def admit_long(
+        self, session: Session, slab: Slab, transport: str, check: Callable[[], None] = lambda: None
+    ) -> Attached:
+        """Do the same with a large slab, once its transport is ready; *check* raises if it must not live any more."""
+        if transport and (preparing := self._life.prepare(session, slab, transport, "rw")) is not None:
+            try:
+                await preparing
+                self._life.making.check(session, slab)
+                check()
+            except BaseException:
+                self._life.planes.revoke(slab, {transport})
+                self._life.making.abandon(slab)
+                raise
+        return self.admit(session, slab, transport)
+
     def detach(self, session: Session, request: Detach) -> Done:
         """Take a slab from *session*, which has let go of it; nothing happens if it had none."""
         slab = self._life.slabs.get_held(request.id, request.generation)
@@ -76,6 +91,9 @@ class Attaching:
         if memory not in (0, slab.generation):
             raise StaleSlab(f"{slab.label} has other memory by now; attach it again", id=slab.id, generation=memory)
         self._access.note(session, slab, transport)
+        preparing = self._life.prepare(session, slab, transport, mode)
+        if preparing is not None:
+            return self._attached_after(preparing, session, slab, transport, mode, memory)
         params = self._life.attach(session, slab, transport, mode)
         return Attached(
             slab=self._reports.slab(slab),
@@ -86,12 +104,24 @@ class Attaching:
             checksums=slab.checksums.words,
         )
 
+    async def _attached_after(
+        self, preparing: Awaitable[None], session: Session, slab: Slab, transport: str, mode: Mode, memory: int
+    ) -> Attached:
+        """Attach a large slab, if it still may be attached once its transport is ready for it."""
+        await preparing
+        try:
+            await self._wait_out_move(session, slab)
+            attached = self._attached(session, slab, transport, mode, memory)
+        except BaseException:
+            self._life.planes.withdraw(transport, slab, session.id)
+            raise
+        return attached if isinstance(attached, Attached) else await attached
+
     async def _attached_then(self, session: Session, slab: Slab, transport: str, mode: Mode, memory: int) -> Attached:
         """Attach a slab once its memory has moved."""
         await self._wait_out_move(session, slab)
         attached = self._attached(session, slab, transport, mode, memory)
-        assert isinstance(attached, Attached)
-        return attached
+        return attached if isinstance(attached, Attached) else await attached
 
     async def _wait_out_move(self, session: Session, slab: Slab) -> None:
         """Wait until a slab's memory does not move; raise ``StaleSlab`` if it or the session has ended by then."""

@@ -90,13 +90,13 @@ class Commits:
     async def _make(self, session: Session | None, slab: Slab, draft: Slab, *, copy: bool, ended: str) -> None:
         life = self._life
         with life.making.or_abandon(draft):
-            self._check_base(session, slab, draft, ended)
+            self.check_base(session, slab, draft, ended)
             copier = Copier(life.arena, slab.memory_id, draft.memory_id, slab.nbytes) if copy else None
         await life.making.make_long(session, draft, copier)
         with life.making.or_abandon(draft):
-            self._check_base(session, slab, draft, ended)
+            self.check_base(session, slab, draft, ended)
 
-    def _check_base(self, session: Session | None, slab: Slab, draft: Slab, ended: str) -> None:
+    def check_base(self, session: Session | None, slab: Slab, draft: Slab, ended: str = "meanwhile") -> None:
         """Look whether a draft of the slab may still be made, after other requests had their turn."""
         if slab.state != "live":
             raise StaleSlab(f"{slab.label} has ended {ended}", id=slab.id)
@@ -276,7 +276,7 @@ class Commits:
             copier = Copier(life.arena, slab.memory_id, draft.memory_id, slab.nbytes)
         await life.making.work_on(None, draft, copier.copy)
         with life.making.or_abandon(draft):
-            self._check_base(None, slab, draft, "meanwhile")
+            self.check_base(None, slab, draft)
 
     async def _prepare_copy(self, slab: Slab) -> Slab:
         making, reclaiming = self._life.making, self._life.reclaiming

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Generator, Mapping
+from collections.abc import Awaitable, Generator, Mapping
 from typing import Any
 
 import structlog
 
 from farpool.protocol.errors import FarpoolError, InvalidArgument, TransportUnavailable
 from farpool.protocol.messages import Offer
+from farpool.server.long_work import LONG_BYTES
 from farpool.server.settings import ConfigurationError, ServerSettings
 from farpool.server.slabs import Slab
 from farpool.transports.contract import Mode, ServedSession, ServerContext, ServerTransport, Transport
@@ -95,20 +96,25 @@ class DataPlanes:
             reason = self._reasons.get(name, f"this server offers {', '.join(self._planes) or 'none'}")
             raise TransportUnavailable(f'transport "{name}" is not available on the server: {reason}')
 
+    def prepare(self, name: str, slab: Slab, session: ServedSession, mode: Mode) -> Awaitable[None] | None:
+        """Return what to await before a large slab is published, if its transport has any such."""
+        self.check(name)
+        prepare = getattr(self._planes[name], "prepare", None)
+        if prepare is None or slab.charged <= LONG_BYTES:
+            return None
+        with _as_ours(name, slab):
+            preparing = prepare(slab, session, mode)
+        return None if preparing is None else self._prepared(name, slab, preparing)
+
+    async def _prepared(self, name: str, slab: Slab, preparing: Awaitable[None]) -> None:
+        with _as_ours(name, slab):
+            await preparing
+
     def publish(self, name: str, slab: Slab, session: ServedSession, mode: Mode) -> dict[str, Any]:
         """Let *session* reach *slab* over one transport; return what its client half attaches with."""
         self.check(name)
-        try:
+        with _as_ours(name, slab):
             return dict(self._planes[name].publish(slab, session, mode))
-        except FarpoolError:
-            raise
-        except OSError as error:
-            log.error("publish failed", transport=name, slab=slab.id, error=str(error))
-            hint = {
-                errno.EMFILE: "the server has no file descriptor left; raise its limit (LimitNOFILE)",
-                errno.ENOMEM: "the server cannot map more; raise vm.max_map_count or its memory limit",
-            }.get(error.errno or 0, str(error))
-            raise TransportUnavailable(f"cannot attach {slab.label} over {name}: {hint}") from error
 
     def negotiate(self, name: str, session: ServedSession, params: Mapping[str, Any]) -> dict[str, Any]:
         """Let the two halves of a transport agree on what they need."""
@@ -173,6 +179,22 @@ def _logged(transport: str, call: str) -> Generator[None]:
         yield
     except Exception:
         log.exception("transport failed", transport=transport, call=call)
+
+
+@contextlib.contextmanager
+def _as_ours(transport: str, slab: Slab) -> Generator[None]:
+    """Say what a system call that failed while a slab was published means for who asked for it."""
+    try:
+        yield
+    except FarpoolError:
+        raise
+    except OSError as error:
+        log.error("publish failed", transport=transport, slab=slab.id, error=str(error))
+        hint = {
+            errno.EMFILE: "the server has no file descriptor left; raise its limit (LimitNOFILE)",
+            errno.ENOMEM: "the server cannot map more; raise vm.max_map_count or its memory limit",
+        }.get(error.errno or 0, str(error))
+        raise TransportUnavailable(f"cannot attach {slab.label} over {transport}: {hint}") from error
 
 
 def _is_port_problem(error: BaseException | None) -> bool:

@@ -114,12 +114,14 @@ class Lifecycle:
         with self.making.or_abandon(slab):
             self.catalog.insert_slab(_row_of(slab))
 
+    def prepare(self, session: Session, slab: Slab, transport: str, mode: Mode) -> Awaitable[None] | None:
+        """Return what to await before ``admit`` or ``attach`` of a large slab, or None."""
+        assert session.served is not None
+        return self.planes.prepare(transport, slab, session.served, _granted(session, slab, transport, mode))
+
     def attach(self, session: Session, slab: Slab, transport: str, mode: Mode) -> dict[str, Any]:
         """Let *session* reach the slab over *transport*; return the parameters for its client half."""
-        # One grant a session, slab and transport: a second attach never narrows the first.
-        granted: Mode = "rw" if slab.holders.get((session.id, transport)) == "rw" else mode
-        if slab.granted == "r":
-            granted = "r"
+        granted = _granted(session, slab, transport, mode)
         params = self._publish(session, slab, transport, granted)
         if self.planes.may_map(transport):
             self.catalog.insert_holder(HolderRow(slab.id, session.id, transport, granted))
@@ -340,6 +342,13 @@ class Lifecycle:
         self.quarantine.close()
         for slab in self.slabs.all():
             slab.close_memory()
+
+
+def _granted(session: Session, slab: Slab, transport: str, mode: Mode) -> Mode:
+    """Return what one session is granted: a second attach never narrows the first."""
+    if slab.granted == "r":
+        return "r"
+    return "rw" if slab.holders.get((session.id, transport)) == "rw" else mode
 
 
 def _quarantined(host: str, sessions: int, slabs: list[Slab]) -> Quarantined:

@@ -109,11 +109,14 @@ class Making:
         except BaseException:
             self.abandon(slab)
             raise
+        with self.or_abandon(slab):
+            self.check(session, slab)
+
+    def check(self, session: Session | None, slab: Slab) -> None:
+        """Raise why a slab that was being made must not live: its session has ended, or it was called off."""
         if session is not None and not session.alive:
-            self.abandon(slab)
             raise PermissionDenied(f"session {session.id} ended while its slab was being made")
         if slab.called_off is not None:
-            self.abandon(slab)
             raise slab.called_off
 
     def call_off(self, tenant: str, why: FarpoolError, draft_of: int | None = None) -> None:

@@ -261,7 +261,7 @@ class PoolService:
     async def _allocate_long(self, session: Session, slab: Slab, transport: str) -> Attached:
         try:
             await self.life.making.make_long(session, slab)
-            return self._attaching.admit(session, slab, transport)
+            return await self._attaching.admit_long(session, slab, transport)
         except PoolFull as error:
             raise self._with_numbers(error, slab.nbytes) from error
 
@@ -297,7 +297,8 @@ class PoolService:
     async def _reserve_long(self, session: Session, slab: Slab, draft: Slab, request: Reserve) -> Attached:
         try:
             await self._commits.make(session, slab, draft, copy=request.copy)
-            return self._attaching.admit(session, draft, request.transport)
+            check = partial(self._commits.check_base, session, slab, draft)
+            return await self._attaching.admit_long(session, draft, request.transport, check)
         except PoolFull as error:
             raise self._with_numbers(error, slab.nbytes) from error
 

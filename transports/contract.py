@@ -10,7 +10,7 @@ Nothing here does I/O, and importing this module loads no transport.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -145,6 +145,8 @@ class ServerContext:
     """Where in the generation file there is a word a slot that tells which word of its slab somebody waits for."""
     several_tenants: Callable[[], bool] = lambda: False
     """Whether the pool has more than one tenant now: then none may take all of what the data plane has."""
+    in_thread: Callable[[Callable[[], Any]], Awaitable[Any]] = asyncio.to_thread
+    """Do in a thread what would keep the loop for long. The transport is stopped after that has ended."""
     changed: Callable[[int], None] = lambda slab_id: None
     """Say in which slab a word that somebody waits for was stored to. The loop's thread alone calls it."""
     refused: Callable[[str, FarpoolError, Mapping[str, Any]], None] = lambda act, error, about: None
@@ -192,7 +194,10 @@ class ServerTransport(Protocol):
         """Close what the session has open on this data plane; its slabs were withdrawn already."""
         ...
 
-    # ``watch(slab, mark)`` may be there, too: stores to the word at offset ``mark - 1`` (to any word if all bits are
+    # ``prepare(slab, session, mode)`` may be there, too: it returns what to await before a large slab is published, or
+    # None where nothing would keep the loop for long. ``publish`` follows at once, or ``revoke`` or ``withdraw``.
+    #
+    # So may ``watch(slab, mark)``: stores to the word at offset ``mark - 1`` (to any word if all bits are
     # set, to none if it is 0) have somebody who waits for them.
 
     def holders_may_map(self) -> bool:

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any, Final
 
 from farpool.protocol.errors import InvalidArgument, TransportUnavailable
 from farpool.protocol.units import format_bytes
 from farpool.transports.contract import Mode, ServedSession, ServedSlab, ServerContext
 from farpool.transports.rdma import binding as bindings
-from farpool.transports.rdma.binding import Binding, VerbsDomain, VerbsMemory, VerbsPair
+from farpool.transports.rdma.binding import Binding, VerbsDomain, VerbsPair
 from farpool.transports.rdma.handshake import connect_pair, decode_end, describe_end
 from farpool.transports.rdma.locked_memory import ENOUGH_BYTES, how_to_raise, locked_limit
 from farpool.transports.rdma.ports import Port, open_port
+from farpool.transports.rdma.slab_keys import SlabKeys
 
 __all__ = ["RdmaServer"]
 
@@ -41,12 +42,12 @@ class RdmaServer:
         self._context: ServerContext | None = None
         self._domains: dict[str, VerbsDomain] = {}
         self._pairs: dict[int, list[VerbsPair]] = {}
-        self._regions: dict[int, dict[tuple[str, Mode], tuple[VerbsMemory, set[int]]]] = {}
+        self._keys = SlabKeys()
         self._timer: asyncio.TimerHandle | None = None
         self._most_pairs = PAIRS_IN_ALL
         self._incarnation = secrets.randbits(63)
         """Keys of an earlier start may be those of other slabs now: a client uses a key on pairs of its own start."""
-        self._counts = {"connected": 0, "reclaimed": 0, "registered": 0}
+        self._counts = {"connected": 0, "reclaimed": 0}
 
     async def start(self, context: ServerContext) -> None:
         """Open the device; raise ``TransportUnavailable`` with what would mend it."""
@@ -77,10 +78,7 @@ class RdmaServer:
             for pair in pairs:
                 pair.close()
         self._pairs.clear()
-        for regions in self._regions.values():
-            for memory, _ in regions.values():
-                memory.close()
-        self._regions.clear()
+        self._keys.close()
         for domain in self._domains.values():
             domain.close()
         self._domains.clear()
@@ -152,39 +150,36 @@ class RdmaServer:
         self._reclaim_failed()
         self._timer = self._context.loop.call_later(RECLAIM_SECONDS, self._reclaim)
 
+    def _access(self, slab: ServedSlab, mode: Mode) -> int:
+        binding, _ = self._opened()
+        if mode == "r":
+            return binding.READ
+        return binding.READ | binding.LOCAL | binding.WRITE | (binding.ATOMIC if self._has_atomics(slab) else 0)
+
+    def _has_atomics(self, slab: ServedSlab) -> bool:
+        return self._opened()[1].atomics and slab.atomics == "rdma"
+
+    def prepare(self, slab: ServedSlab, session: ServedSession, mode: Mode) -> Awaitable[None] | None:
+        """Register a large slab in a thread, if it is not: the kernel takes its time to pin the pages."""
+        assert self._context is not None
+        if self._keys.opens(slab, session.tenant, mode):
+            return None
+        domain, access = self._domain(session.tenant), self._access(slab, mode)
+        return self._keys.prepare(slab, session.tenant, mode, domain, access, self._context.in_thread)
+
     def publish(self, slab: ServedSlab, session: ServedSession, mode: Mode) -> Mapping[str, Any]:
-        """Register the slab for the session's tenant, and return its key."""
-        binding, port = self._opened()
-        atomics = port.atomics and slab.atomics == "rdma"
-        regions = self._regions.setdefault(slab.id, {})
-        entry = regions.get((session.tenant, mode))
-        if entry is None:
-            access = binding.READ
-            if mode == "rw":
-                access |= binding.LOCAL | binding.WRITE | (binding.ATOMIC if atomics else 0)
-            memory = slab.memory()
-            region = self._domain(session.tenant).register(memory, memory.address, slab.nbytes, access)
-            entry = regions[session.tenant, mode] = region, set()
-            self._counts["registered"] += 1
-        entry[1].add(session.id)
-        keys = {"address": entry[0].address, "rkey": entry[0].rkey}
-        return {**keys, "atomics": atomics, "incarnation": self._incarnation}
+        """Register the slab for the session's tenant, if it is not, and return its key."""
+        memory = self._keys.publish(slab, session, mode, self._domain(session.tenant), self._access(slab, mode))
+        keys = {"address": memory.address, "rkey": memory.rkey}
+        return {**keys, "atomics": self._has_atomics(slab), "incarnation": self._incarnation}
 
     def withdraw(self, slab: ServedSlab, session_id: int) -> None:
         """Take the slab from one session; the key of a tenant ends with its last session."""
-        regions = self._regions.get(slab.id, {})
-        for key, (memory, sessions) in list(regions.items()):
-            sessions.discard(session_id)
-            if not sessions:
-                memory.close()
-                del regions[key]
-        if not regions:
-            self._regions.pop(slab.id, None)
+        self._keys.withdraw(slab, session_id)
 
     def revoke(self, slab: ServedSlab) -> None:
         """Deregister the slab: the device refuses its keys when this returns."""
-        for memory, _ in self._regions.pop(slab.id, {}).values():
-            memory.close()
+        self._keys.revoke(slab.id)
 
     def end_session(self, session_id: int) -> None:
         """Destroy the session's queue pairs."""
@@ -197,4 +192,4 @@ class RdmaServer:
 
     def counters(self) -> Mapping[str, int]:
         """Return what was connected, registered and reclaimed, and the queue pairs that exist now."""
-        return {**self._counts, "queue_pairs": sum(map(len, self._pairs.values()))}
+        return {**self._counts, "registered": self._keys.registered, "queue_pairs": sum(map(len, self._pairs.values()))}
