@@ -57,6 +57,14 @@ cdef void drop(const uint8_t *start, size_t nbytes) noexcept nogil:
     full_fence()
 
 
+cdef void drop_words(const uint64_t *one, const uint64_t *other) noexcept nogil:
+    """Forget what the caches hold of two words, as ``drop`` would of each; the memory is waited for once."""
+    full_fence()
+    line_instruction(EVICT, <uint8_t *> one)
+    line_instruction(EVICT, <uint8_t *> other)
+    full_fence()
+
+
 def line_bytes():
     """Return the bytes of a cache line."""
     return LINE

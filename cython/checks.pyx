@@ -222,7 +222,8 @@ cdef int raise_stale(str label) except -1:
 
 cdef int raise_stale_after(str label) except -1:
     raise StaleSlab(
-        f"slab {label} was freed, revoked or replaced while it was written to; whether that took effect is unknown",
+        f"slab {label} was freed, revoked or replaced, or its session ended, while it was written to; whether that "
+        "took effect is unknown",
         begun=True,
     )
 

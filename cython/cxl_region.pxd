@@ -8,6 +8,8 @@ cdef class CxlRegion:
     cdef uint8_t *base                  # the slab's bytes; NULL once closed
     cdef const uint64_t *generation_word    # in the arena's generation file
     cdef uint64_t generation            # what it must hold
+    cdef const uint64_t *session_word   # in the same file; the generation word itself where there is none
+    cdef uint64_t session               # what it must hold
     cdef const uint64_t *watched        # tells which word somebody waits for (watched_word.pxd); NULL if nothing does
     cdef readonly Py_ssize_t nbytes
     cdef readonly bint writable

@@ -22,6 +22,8 @@ class CxlRegion:
         coherence: str = "hardware",
         model: LineModel | None = None,
         watched: int = 0,
+        session_word: int = 0,
+        session: int = 0,
     ) -> None: ...
     @property
     def nbytes(self) -> int: ...

@@ -1,6 +1,8 @@
 """A slab in memory that this process maps: the client's own loads and stores are the transport.
 
-The generation word is read before and after each access, so that bytes of a freed slab are never presented as good.
+Two words are read before and after each access: the slab's generation, so that bytes of a freed slab are never
+presented as good, and the session's, so that one that has ended stores no more to what others have, whether it has
+heard of its end or not.
 The GIL is released around work on ``LARGE_COPY`` bytes and more, and nowhere else.
 
 Where the memory is shared with hosts whose caches are not coherent with ours, every read drops the cache lines it is
@@ -15,7 +17,7 @@ from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memmove
 
-from farpool.native.cache_lines cimport LINE, drop, write_back
+from farpool.native.cache_lines cimport LINE, drop, drop_words, write_back
 from farpool.native.checks cimport (
     LARGE_COPY,
     as_addend,
@@ -68,14 +70,16 @@ cdef class CxlRegion:
     """One attached slab, reached by loads and stores; see ``farpool.transports.contract.Region``.
 
     ``mapping`` holds the slab, and is closed with the region; word *slot* of ``generations`` must hold
-    *generation* for an access to be good. ``on_close()`` is called once the memory is let go. Thread-safe.
-    ``timeout`` is checked and not needed: a copy waits for nobody. *coherence* is ``"hardware"`` or ``"software"``;
-    with a *model* of incoherent caches the region works on that instead (tests alone do).
+    *generation* for an access to be good, and the word at offset *session_word* there, unless that is 0, *session*.
+    ``on_close()`` is called once the memory is let go. Thread-safe. ``timeout`` is checked and not needed: a copy waits
+    for nobody. *coherence* is ``"hardware"`` or ``"software"``; with a *model* of incoherent caches the region works on
+    that instead (tests alone do).
     """
 
     def __init__(self, Mapping mapping not None, Py_ssize_t nbytes, Mapping generations not None, Py_ssize_t slot,
                  uint64_t generation, bint writable, bint atomics, str label not None, on_close,
-                 str coherence="hardware", LineModel model=None, Py_ssize_t watched=0):
+                 str coherence="hardware", LineModel model=None, Py_ssize_t watched=0,
+                 Py_ssize_t session_word=0, uint64_t session=0):
         if nbytes < 0 or nbytes > <Py_ssize_t> mapping.nbytes:
             raise InvalidArgument(f"the mapping has {mapping.nbytes} bytes, the slab {nbytes}")
         if writable and not mapping.writable:
@@ -85,6 +89,8 @@ cdef class CxlRegion:
         if coherence == INCOHERENT:
             cache_lines.instructions()  # raises where there are none
         self.generation_word = generations.word(slot * 8)
+        self.session_word = generations.word(session_word) if session_word else self.generation_word
+        self.session = session if session_word else generation
         self.watched = generations.word(watched + slot * 8) if watched else NULL
         self.mapping = mapping
         self.generations = generations
@@ -118,11 +124,11 @@ cdef class CxlRegion:
         )
 
     cdef inline bint is_current(self) noexcept nogil:
-        """Whether the memory is the slab's still."""
+        """Whether the memory is the slab's still, and the session lives."""
         acquire_fence()     # what was read before stays before
         if self.incoherent and self.model is None:
-            drop(<const uint8_t *> self.generation_word, 8)
-        return load_word(self.generation_word) == self.generation
+            drop_words(self.generation_word, self.session_word)
+        return load_word(self.generation_word) == self.generation and load_word(self.session_word) == self.session
 
     cdef int check(self, Py_ssize_t offset, Py_ssize_t nbytes) except -1:
         """Raise why a range cannot be reached."""
@@ -303,6 +309,8 @@ cdef class CxlRegion:
             base = self.base
             for i in range(count):
                 if writes:
+                    if not self.is_current():
+                        break       # said below: who was stopped in a batch stores no more of it
                     self.copy_in(base + starts[i], <uint8_t *> views[i].buf, views[i].len)
                     self.wake(starts[i], views[i].len)
                 else:
@@ -414,7 +422,7 @@ cdef class CxlRegion:
                     if self.incoherent:
                         self.observe(<uint8_t *> word, 8)
                     value = load_word(word)
-                    if value != before or self.base == NULL or load_word(self.generation_word) != self.generation:
+                    if value != before or self.base == NULL or not self.is_current():
                         break
                     if now_ns() >= look:
                         break

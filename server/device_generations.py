@@ -1,18 +1,20 @@
 """Generation words on the device itself, where other hosts can look at them too.
 
-They follow the superblock. A device is cut into fewer extents than it has words, so that no slab lacks one.
+They follow the superblock, and the words of sessions follow them. A device is cut into fewer extents than it has
+generation words, so that no slab lacks one.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from farpool.native import cache_lines
 from farpool.native.mapping import Mapping as MemoryMapping
 from farpool.protocol.errors import PoolFull
-from farpool.transports.cxl.superblock import PAGE_BYTES, WORD_BYTES
+from farpool.server.session_words import SessionWords
+from farpool.transports.cxl.superblock import PAGE_BYTES, SESSION_WORDS, WORD_BYTES
 
 __all__ = ["DeviceGenerations"]
 
@@ -31,6 +33,8 @@ class DeviceGenerations:
         self._header = header
         self._incoherent = incoherent
         self._words = words
+        self._sessions_offset = self.nbytes
+        self.sessions = SessionWords(header, self._sessions_offset, SESSION_WORDS, publish=self._publish)
         self._free = list(range(FIRST_SLOT, FIRST_SLOT + words))
 
     def restore(self, live: Mapping[int, int]) -> None:
@@ -53,8 +57,7 @@ class DeviceGenerations:
     def store(self, slot: int, generation: int) -> None:
         """Set the word of *slot* for every host; 0 says that no slab lives there."""
         self._header.store(slot * WORD_BYTES, generation)
-        if self._incoherent:
-            cache_lines.flush_memory(self._header, slot * WORD_BYTES, WORD_BYTES)
+        self._publish(slot * WORD_BYTES)
 
     def load(self, slot: int) -> int:
         """Return the word of *slot*, which this server alone writes."""
@@ -62,6 +65,16 @@ class DeviceGenerations:
 
     def watch(self, slot: int, mark: int) -> None:
         """Do nothing: waiters may be on another host, whom no store wakes."""
+
+    def restore_sessions(self, known: Collection[int]) -> dict[int, int]:
+        """Keep the words of the sessions *known*, and zero all others; return where those are that have one."""
+        offsets = range(self._sessions_offset, self._sessions_offset + SESSION_WORDS * WORD_BYTES, WORD_BYTES)
+        found = [(offset, word) for offset in offsets if (word := self._header.load(offset))]
+        return self.sessions.restore(found, known)
+
+    def _publish(self, offset: int) -> None:
+        if self._incoherent:
+            cache_lines.flush_memory(self._header, offset, WORD_BYTES)
 
     def close(self) -> None:
         """Do nothing: the arena owns the mapping."""

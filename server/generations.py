@@ -1,7 +1,7 @@
 """The arena's generation file: one 8-byte word a slot, the truth about which slab lives there, and as many marks.
 
-The server alone writes it; clients map it read-only and look at their slab's word. The file never shrinks and
-is never replaced, since clients keep it mapped over a restart of the server.
+Behind them are the words of sessions. The server alone writes it; clients map it read-only and look at their words.
+The file never shrinks and is never replaced, since clients keep it mapped over a restart of the server.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import contextlib
 import errno
 import heapq
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Generator, Mapping
 from typing import Final, Protocol
 
 from farpool.native.mapping import Mapping as MemoryMapping
 from farpool.protocol.errors import PoolFull
+from farpool.server.session_words import SessionWords
 
 __all__ = ["SLOTS", "GenerationFile", "Generations"]
 
@@ -24,6 +25,8 @@ SLOTS: Final = 1 << 20
 WORD_BYTES: Final = 8
 STEP_BYTES: Final = 64 << 10
 """The file is sparse; this much of it is backed with pages at a time, before a word in it is touched."""
+SESSIONS_STEP_BYTES: Final = 16 << 10
+"""So it is where sessions have their words: more than the sessions that a server has by default."""
 
 
 class Generations(Protocol):
@@ -68,6 +71,15 @@ class Generations(Protocol):
         """Show clients which word of the slab somebody waits for: its offset + 1; 0 is none, all ones are several."""
         ...
 
+    @property
+    def sessions(self) -> SessionWords:
+        """The words that tell clients which sessions live, in the same file."""
+        ...
+
+    def restore_sessions(self, known: Collection[int]) -> dict[int, int]:
+        """Keep the words of the sessions *known*, and zero all others; return where those are that have one."""
+        ...
+
     def close(self) -> None:
         """Let go of the words, which stay. May be called twice."""
         ...
@@ -79,7 +91,8 @@ class GenerationFile:
     def __init__(self, path: str, dir_fd: int) -> None:
         self.path = path
         self.watched_offset = SLOTS * WORD_BYTES
-        self.nbytes = 2 * SLOTS * WORD_BYTES
+        self._sessions_offset = 2 * SLOTS * WORD_BYTES
+        self.nbytes = 3 * SLOTS * WORD_BYTES
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(os.path.basename(path), flags, 0o600, dir_fd=dir_fd)  # noqa: PTH119  one string, hot import
         try:
@@ -89,13 +102,17 @@ class GenerationFile:
         except BaseException:
             os.close(self._fd)
             raise
+        self.sessions = SessionWords(self._words, self._sessions_offset, SLOTS, back=self._back_sessions)
         self._backed = 0
+        self._sessions_backed = self._sessions_offset
         self._fresh = 0
         self._free: list[int] = []
 
     def restore(self, live: Mapping[int, int]) -> None:
         """Make every word what *live* (slot to generation) says, and any other zero."""
-        self._zero_unknown(live)
+        for offset, _ in self._stored(0, self._sessions_offset):
+            if offset // WORD_BYTES not in live:
+                self._words.store(offset, 0)
         self._fresh = max(live, default=-1) + 1
         self._back(self._fresh)
         for slot, generation in live.items():
@@ -135,6 +152,13 @@ class GenerationFile:
             os.posix_fallocate(self._fd, at, WORD_BYTES)
             self._words.store(at, mark)
 
+    def restore_sessions(self, known: Collection[int]) -> dict[int, int]:
+        """Keep the words of the sessions *known*, and zero all others; return where those are that have one."""
+        kept = self.sessions.restore(self._stored(self._sessions_offset, self.nbytes), known)
+        with contextlib.suppress(PoolFull):  # while the start has room to itself: sessions come when there is none
+            self._back_sessions(self._sessions_offset + WORD_BYTES)
+        return kept
+
     def close(self) -> None:
         """Unmap the words; the file stays. May be called twice."""
         if self._fd >= 0:
@@ -143,12 +167,21 @@ class GenerationFile:
             self._fd = -1
 
     def _back(self, slots: int) -> None:
-        # A store into a hole of a full tmpfs would be a SIGBUS: have the pages first.
         end = -(-slots * WORD_BYTES // STEP_BYTES) * STEP_BYTES
-        if end <= self._backed:
-            return
+        if end > self._backed:
+            self._reserve(self._backed, end)
+            self._backed = end
+
+    def _back_sessions(self, end: int) -> None:
+        end = -(-end // SESSIONS_STEP_BYTES) * SESSIONS_STEP_BYTES
+        if end > self._sessions_backed:
+            self._reserve(self._sessions_backed, end)
+            self._sessions_backed = end
+
+    def _reserve(self, start: int, end: int) -> None:
+        # A store into a hole of a full tmpfs would be a SIGBUS: have the pages first.
         try:
-            os.posix_fallocate(self._fd, self._backed, end - self._backed)
+            os.posix_fallocate(self._fd, start, end - start)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -156,22 +189,21 @@ class GenerationFile:
                 "the arena's file system has no room for one more generation word; free slabs, or give it more memory",
                 file_system_free=0,
             ) from None
-        self._backed = end
 
-    def _zero_unknown(self, live: Mapping[int, int]) -> None:
-        start = 0
-        while True:
+    def _stored(self, start: int, stop: int) -> Generator[tuple[int, int]]:
+        """Find the words in a part of the file that are not zero, by their offsets."""
+        while start < stop:
             try:
                 start = os.lseek(self._fd, start, os.SEEK_DATA)
             except OSError as error:
                 if error.errno == errno.ENXIO:
                     return
                 raise
-            end = os.lseek(self._fd, start, os.SEEK_HOLE)
+            end = min(os.lseek(self._fd, start, os.SEEK_HOLE), stop)
             start = start // WORD_BYTES * WORD_BYTES
-            for offset in range(start, min(end, self.nbytes), STEP_BYTES):
+            for offset in range(start, end, STEP_BYTES):
                 words = memoryview(os.pread(self._fd, min(STEP_BYTES, end - offset), offset)).cast("Q")
                 for index, word in enumerate(words):
-                    if word and offset // WORD_BYTES + index not in live:
-                        self._words.store(offset + index * WORD_BYTES, 0)
+                    if word:
+                        yield offset + index * WORD_BYTES, word
             start = end

@@ -202,7 +202,13 @@ class Lifecycle:
         self, tenant: str, channel: Channel, limit: int, pid: int | None = None, host: str = ""
     ) -> Session:
         """Begin a session and record it, so that a restarted server can resume it."""
-        session = self.sessions.open(self.catalog.next_number("next_session"), tenant, channel, limit)
+        number = self.catalog.next_number("next_session")
+        word = self.generations.sessions.begin(number)
+        try:
+            session = self.sessions.open(number, tenant, channel, limit, word)
+        except BaseException:
+            self.generations.sessions.end(word)
+            raise
         session.pid, session.host = pid, host
         try:
             self.catalog.insert_session(SessionRow(session.id, tenant, session.secret_hash, pid, host))
@@ -213,6 +219,8 @@ class Lifecycle:
         return session
 
     def _session_ended(self, session: Session, event: SessionEvent) -> None:
+        # First of all: from here on its client stores nothing to what others have, or will have.
+        self.generations.sessions.end(session.word)
         quiet = event in (SessionEvent.GOODBYE, SessionEvent.STOPPED)
         (log.debug if quiet else log.info)("session ended", session=session.id, reason=event.value)
         with self.catalog.together():

@@ -55,9 +55,11 @@ def reconcile(
     live, reclaiming, dropped = _sort_rows(catalog, arena, holders, files, known)
     orphans = _remove_unknown(arena, live, reclaiming)
     generations.restore({row.slot: row.generation for row in live})
+    words = generations.restore_sessions(known.keys())
     for session in known.values():
         restored = sessions.restore(session.id, session.tenant, session.secret_hash)
         restored.pid, restored.host = session.pid, session.host
+        restored.word = words.get(session.id) or generations.sessions.begin(session.id)
     for row in live:
         slab = _slab_of(row, arena, row.owner if row.owner in known else None)
         slab.exclusive = row.exclusive if row.exclusive in known else None

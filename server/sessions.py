@@ -128,6 +128,7 @@ class Session:
         "timeout",
         "watch",
         "watches",
+        "word",
     )
 
     def __init__(self, id: int, tenant: str, secret_hash: bytes, state: SessionState, now: float) -> None:  # noqa: A002
@@ -155,6 +156,8 @@ class Session:
         """Tells when the client's process dies, if it is on this machine."""
         self.watches = 0
         """Number of the watch over its deadline that counts; older ones are void."""
+        self.word = 0
+        """Where its word is that clients look at; see :class:`farpool.server.session_words.SessionWords`."""
 
     @property
     def alive(self) -> bool:
@@ -224,7 +227,7 @@ class SessionTable:
         """Return how many sessions have a connection."""
         return sum(session.channel is not None for session in self._sessions.values())
 
-    def open(self, session_id: int, tenant: str, channel: Channel, limit: int) -> Session:
+    def open(self, session_id: int, tenant: str, channel: Channel, limit: int, word: int = 0) -> Session:
         """Begin a session with a new secret; raise ``PermissionDenied`` when *limit* of them are open."""
         if len(self._sessions) >= limit:
             raise PermissionDenied(
@@ -233,7 +236,8 @@ class SessionTable:
             )
         secret = secrets.token_bytes(SECRET_BYTES)
         session = Session(session_id, tenant, hash_secret(secret), SessionState.CONNECTED, self._clock())
-        session.served = ServedSession(session_id, tenant, secret)
+        session.served = ServedSession(session_id, tenant, secret, word=word)
+        session.word = word
         session.channel = channel
         session.timeout = self.timing.session_timeout
         self._add(session)
@@ -264,7 +268,7 @@ class SessionTable:
                 **details,
             )
         before, session.channel = session.channel, channel
-        session.served = ServedSession(session.id, session.tenant, secret)
+        session.served = ServedSession(session.id, session.tenant, secret, word=session.word)
         session.advance(SessionEvent.RESUMED, self._clock())
         session.last_seen = session.since
         session.timeout = self.timing.session_timeout

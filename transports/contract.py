@@ -3,7 +3,6 @@
 A transport is a :class:`Transport` found through the entry-point group ``farpool.transports``; another package can
 add one without a change here. ``tests/conformance`` is the suite that each must pass. The rules that every
 transport keeps stand in ``docs/design.md`` ("The transport contract").
-
 Nothing here does I/O, and importing this module loads no transport.
 """
 
@@ -115,6 +114,8 @@ class ServedSession:
     """32 bytes that only this client knows; a data plane is opened with it."""
     encrypted: bool = False
     """Whether its control connection is; then bytes of its slabs that cross a network must be too."""
+    word: int = 0
+    """Where in the generation file the word is that holds its number while it lives; 0 if there is none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import farpool
 
@@ -168,6 +169,19 @@ def overwrite(pool: farpool.Pool, name: str = "") -> None:
     print("stale", again.read(5).decode(), flush=True)
 
 
+def store_all_over(pool: farpool.Pool, name: str) -> None:
+    """Store to every word of a slab that is shared, one after the other without end, and be stopped meanwhile."""
+    slab = pool.open(name)
+    print("ready", flush=True)
+    outcome = "done"
+    while outcome == "done":
+        for offset in range(0, slab.nbytes, 8):
+            outcome = outcome_of(partial(slab.store, offset, 0xEEEE))
+            if outcome != "done":
+                break
+    print(outcome, flush=True)
+
+
 def own_and_share(pool: farpool.Pool, owned: str, shared: str) -> None:
     """Have one slab alone and share another, be stopped until the session has ended, and store to both."""
     alone, with_others = pool.open(owned, exclusive=True), pool.open(shared)
@@ -199,7 +213,7 @@ def main(task: str, url: str, transport: str, *arguments: str) -> None:
         function.__name__: function
         for function in (
             *(count, fork, hold_the_interpreter, interrupt_reads, interrupt_waiting),
-            *(overwrite, own_and_share, reserve_and_wait),
+            *(overwrite, own_and_share, reserve_and_wait, store_all_over),
         )
     }
     signal.signal(signal.SIGALRM, signal.default_int_handler)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,9 @@ WITHIN = 60.0
 
 NBYTES = 4 << 20
 OURS = b"\x11" * NBYTES
+SHARED_BYTES = 4096
+LATE = 0xEEEE
+LINE_BYTES = 64
 
 
 @pytest.fixture
@@ -52,6 +55,13 @@ def ends_well(child: subprocess.Popen[str]) -> None:
 def stop(child: subprocess.Popen[str]) -> None:
     child.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+
+def wait_for(true: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WITHIN
+    while not true():
+        assert time.monotonic() < deadline, f"not in time: {what}"
+        time.sleep(0.02)
 
 
 def wait_until_gone(pool: farpool.Pool, slab_id: int) -> None:
@@ -90,6 +100,27 @@ def test_late_stores_reach_nobody(impatient: EmbeddedServer, transport: str, sta
         for slab in mine:
             assert slab.read(NBYTES) == OURS
             slab.free()
+        ends_well(child)
+
+
+def test_what_others_share_is_not_stored_to_by_who_was_away(
+    impatient: EmbeddedServer, transport: str, start_child: StartChild
+) -> None:
+    """It wakes up in the middle of its stores, before it can have heard of its session's end."""
+    with farpool.connect(impatient.url, transport=transport, timeout=WITHIN) as pool:
+        shared = pool.allocate(SHARED_BYTES, name="shared", lease="persistent")
+        child = start_child("store_all_over", impatient.url, transport, "shared")
+        assert line_of(child) == ["ready"]
+        wait_for(lambda: shared.load(SHARED_BYTES - 8) == LATE, "the child stores")
+        stop(child)
+        wait_for(lambda: pool.stat().sessions == 1, "the child's session has ended")
+        shared.write(OURS[:SHARED_BYTES])
+        child.send_signal(signal.SIGCONT)
+        assert line_of(child) == ["StaleSlab"]
+        found = shared.read(SHARED_BYTES)
+        late = [at for at in range(0, SHARED_BYTES, LINE_BYTES) if found[at : at + LINE_BYTES] != OURS[:LINE_BYTES]]
+        assert len(late) <= 1, late  # a store that was past its check as the child was stopped
+        shared.free()
         ends_well(child)
 
 

@@ -46,4 +46,6 @@ def make_region(ticket: Ticket, mapping: MemoryMapping, generations: MemoryMappi
         coherence,
         model,
         int(ticket.params.get("watched", 0)),
+        int(ticket.params.get("session_word", 0)),
+        int(ticket.params.get("session", 0)),
     )

@@ -17,7 +17,7 @@ from farpool.protocol.errors import ProtocolError, TransportUnavailable
 from farpool.transports.contract import Ticket
 from farpool.transports.cxl.coherence import make_region
 from farpool.transports.cxl.devices import Device, candidates, open_device
-from farpool.transports.cxl.superblock import PAGE_BYTES, WORD_BYTES, header_bytes, read_superblock
+from farpool.transports.cxl.superblock import PAGE_BYTES, header_bytes, read_superblock, words_end
 
 __all__ = ["DeviceClient"]
 
@@ -95,11 +95,10 @@ def _open_if_it_is(path: str, wanted: Mapping[str, Any], *, incoherent: bool) ->
             raise TransportUnavailable(f"{path} is not the device of this pool")
         if superblock.incarnation != wanted["incarnation"]:
             raise TransportUnavailable(f"{path} is a copy of the pool's device, not the memory that the server uses")
-        words = PAGE_BYTES + superblock.words * WORD_BYTES
         length = header_bytes(superblock.words, superblock.align)
         if superblock.align != device.align or length > device.nbytes:
             raise TransportUnavailable(f"{path} has another alignment or size here than on the server's host")
-        header = device.map(0, words, writable=False)
+        header = device.map(0, words_end(superblock.words), writable=False)
     except BaseException:
         device.close()
         raise

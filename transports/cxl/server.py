@@ -205,14 +205,13 @@ class CxlServer:
         """Note the grant; the client fetches its descriptor with it, or maps its extent of the device."""
         assert self._context is not None
         if self._context.device is not None:
-            return {**self.offer(), "slot": slab.slot, "offset": slab.offset}
+            return {**self.offer(), **_words_of(slab, session), "offset": slab.offset}
         _, modes = self._grants.setdefault(slab.id, {}).setdefault(session.id, (slab, set[Mode]()))
         modes.add(mode)
         return {
             **self.offer(),
-            "session": session.id,
+            **_words_of(slab, session),
             "secret": session.secret,
-            "slot": slab.slot,
             "generations_nbytes": self._context.generations_nbytes,
             "watched": self._context.watched_offset,
         }
@@ -240,6 +239,11 @@ class CxlServer:
     def counters(self) -> Mapping[str, int]:
         """Return how many descriptors were passed and refused, and the connections that are open."""
         return {"descriptors": self._passed, "refused": self._refused, "connections": len(self._connections)}
+
+
+def _words_of(slab: ServedSlab, session: ServedSession) -> dict[str, int]:
+    """Return which words say that the slab and the session live."""
+    return {"slot": slab.slot, "session": session.id, "session_word": session.word}
 
 
 def _bind(path: str, mode: int) -> socket.socket:

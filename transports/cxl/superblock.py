@@ -16,13 +16,24 @@ from farpool.native import cache_lines
 from farpool.native.mapping import Mapping as MemoryMapping
 from farpool.protocol.errors import ProtocolError
 
-__all__ = ["PAGE_BYTES", "WORD_BYTES", "Superblock", "header_bytes", "read_superblock", "write_superblock"]
+__all__ = [
+    "PAGE_BYTES",
+    "SESSION_WORDS",
+    "WORD_BYTES",
+    "Superblock",
+    "header_bytes",
+    "read_superblock",
+    "words_end",
+    "write_superblock",
+]
 
 MAGIC: Final = b"farpool\x1a"
 VERSION: Final = 1
 PAGE_BYTES: Final = 4096
-"""The superblock has a page for itself; the generation words come after it."""
+"""The superblock has a page for itself; the generation words come after it, and then the words of sessions."""
 WORD_BYTES: Final = 8
+SESSION_WORDS: Final = 1 << 14
+"""Most sessions that a server has at a time on a device."""
 
 _FIELDS = struct.Struct("<8sII16s16sQQQ")
 _SUM = struct.Struct("<I")
@@ -70,9 +81,14 @@ class Superblock:
         return replace(self, claimed=True, incarnation=os.urandom(16))
 
 
+def words_end(words: int) -> int:
+    """Return where the words end, those of sessions too: what a client maps of a device's header."""
+    return PAGE_BYTES + (words + SESSION_WORDS) * WORD_BYTES
+
+
 def header_bytes(words: int, align: int) -> int:
     """Return the bytes before the first extent: the page and the words, in whole units of the alignment."""
-    return -(-(PAGE_BYTES + words * WORD_BYTES) // align) * align
+    return -(-words_end(words) // align) * align
 
 
 def read_superblock(header: MemoryMapping, *, incoherent: bool) -> Superblock | None:

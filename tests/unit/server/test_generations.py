@@ -33,7 +33,7 @@ def opened(memory_folder: Path) -> Iterator[Opener]:
 def test_the_file_is_sparse_and_has_every_slot(opened: Opener, memory_folder: Path) -> None:
     file = opened()
     status = (memory_folder / "generations").stat()
-    assert status.st_size == file.nbytes == 2 * SLOTS * 8  # words, and marks behind them
+    assert status.st_size == file.nbytes == 3 * SLOTS * 8  # words, marks, and the words of sessions
     assert status.st_blocks == 0
     file.restore({})
     file.take_slot()
