@@ -27,7 +27,7 @@ from farpool.client.session import Session
 from farpool.client.signatures import Batch, CompareSwap, FetchAdd, Load, Read, Store, Transfer
 from farpool.client.slab import DATA_METHODS, SlabHandle, keep_error
 from farpool.client.transports import AUTO, Selection
-from farpool.client.versions import VersionedRegion, Versions
+from farpool.client.versions import BriefRegion, Versions
 from farpool.client.waiting import Waiter, notify
 from farpool.protocol.errors import InvalidArgument, StaleSlab
 from farpool.protocol.grant_messages import GrantInfo
@@ -267,7 +267,8 @@ class Pool(PoolHandle):
 class Slab(SlabHandle):
     """One attached slab whose data methods are awaited; see :class:`farpool.Slab`.
 
-    ``view``, ``array``, ``flush`` and ``invalidate`` wait for nobody, and are plain methods.
+    ``view``, ``array``, ``map``, ``flush`` and ``invalidate`` are plain methods. They wait for nobody, but where the
+    slab's memory was replaced since it was last used: for that they hold the event loop for 0.25 s at most.
     """
 
     _label = "farpool.aio.Slab"
@@ -310,7 +311,7 @@ class Slab(SlabHandle):
 
     def _region(self) -> Region:
         self.versions.current = self._attachment
-        return VersionedRegion(self.versions)
+        return BriefRegion(self.versions)
 
     def reserve(self, *, copy: bool = False, checksum: bool = True, timeout: float | None = None) -> Reserving:
         """Make a draft of the slab: ``await`` it, or use it in ``async with``; see :meth:`farpool.Slab.reserve`."""

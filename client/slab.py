@@ -318,7 +318,7 @@ class Slab(SlabHandle):
         Raises:
             RegionInUse: arrays or views made from it are alive; delete them first.
         """
-        self._attachment.close()
+        self._attachment.let_go()
         self.versions.close()
 
     def __enter__(self) -> Self:

@@ -10,8 +10,9 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from io import BytesIO
+from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from farpool.client.attachment import Attachment, Attachments
 from farpool.client.deadlines import deadline_after, seconds_left
@@ -24,11 +25,14 @@ from farpool.transports.contract import Mode
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["VersionedRegion", "Versions", "refuse_write"]
+__all__ = ["BriefRegion", "VersionedRegion", "Versions", "refuse_write"]
 
 T = TypeVar("T")
 
 WORD_BYTES = 8
+
+LOOP_SECONDS: Final = 0.25
+"""How long an event loop may stand still while a slab's new memory is attached."""
 
 
 class Versions:
@@ -53,10 +57,14 @@ class Versions:
         """Whether the handle has the slab for its session alone now."""
         return self.owner.holdings.exclusives.has(self.info.id, self.exclusive)
 
-    def follow(self, error: StaleSlab) -> VersionedRegion:
-        """Return what reaches the slab's new memory; raise *error* if the slab has ended or the handle is closed."""
-        self.renew(None, error, deadline_after(None, self.owner.timeout))
-        return VersionedRegion(self)
+    def follow(self, error: StaleSlab, timeout: float | None = None) -> VersionedRegion:
+        """Return what reaches the slab's new memory, for one operation that ends within *timeout* seconds from now.
+
+        Raises *error* if the slab has ended or the handle is closed.
+        """
+        deadline = deadline_after(timeout, self.owner.timeout)
+        self.renew(None, error, deadline)
+        return VersionedRegion(self, deadline)
 
     def renew(self, seen: Attachment | None, error: StaleSlab, deadline: float) -> Attachment:
         """Attach what has replaced the memory that *seen* reaches, unless another thread has done so already."""
@@ -74,6 +82,9 @@ class Versions:
                 current = self.current = self._attach(error, deadline)
                 if seen is not None:
                     _let_go(seen)
+                if self._closed:  # meanwhile: see close
+                    _let_go(current)
+                    raise error
             return current
         finally:
             self._lock.release()
@@ -105,14 +116,19 @@ class Versions:
             raise ended(self.bond) from error
 
     def close(self) -> None:
-        """Let go of the version that is attached; ``RegionInUse`` while views of it live. Idempotent."""
-        with self._lock:
-            if self.current is not None:
-                self.current.close()
-        exclusive = self.exclusive
+        """Let go of the version that is attached; ``RegionInUse`` while views of it live. Idempotent.
+
+        It waits for no thread that attaches another version at the moment, for as long as that thread's own deadline
+        lets it: whichever of the two comes last lets go of that one.
+        """
+        seen = self.current
+        if seen is not None:
+            seen.let_go()
         self.close_quietly()
-        if exclusive:
-            self.owner.session.flush()
+        attached = self.current
+        if attached is not None and attached is not seen:
+            _let_go(attached)
+        self.owner.session.flush()
 
     def close_quietly(self) -> None:
         """Follow to no new memory any more, and let others attach the slab; the caller lets go of what is attached."""
@@ -144,8 +160,9 @@ def refuse_write(attachment: Attachment) -> None:
 class VersionedRegion:
     """A region of a slab whose memory may be replaced; see ``farpool.transports.contract.Region``. Thread-safe."""
 
-    def __init__(self, versions: Versions) -> None:
+    def __init__(self, versions: Versions, until: float = inf) -> None:
         self._versions = versions
+        self._until = until
 
     @property
     def nbytes(self) -> int:
@@ -155,7 +172,7 @@ class VersionedRegion:
     def _run(self, work: Callable[[Attachment, float], T], timeout: float | None) -> T:
         """Carry *work* out on one version of the slab: whole, and again if that ends meanwhile."""
         versions = self._versions
-        deadline = deadline_after(timeout, versions.owner.timeout)
+        deadline = min(deadline_after(timeout, versions.owner.timeout), self._until)
         current = versions.current
         assert current is not None
         while True:
@@ -280,6 +297,21 @@ class VersionedRegion:
     def close(self) -> None:
         """Let go of the slab. Idempotent; ``RegionInUse`` while views live."""
         self._versions.close()
+
+
+class BriefRegion(VersionedRegion):
+    """What a handle of ``farpool.aio`` has for calls that are not awaited: they hold the event loop only briefly."""
+
+    def _run(self, work: Callable[[Attachment, float], T], timeout: float | None) -> T:
+        try:
+            return super()._run(work, LOOP_SECONDS)
+        except DeadlineExceeded as late:
+            info = self._versions.info
+            raise DeadlineExceeded(
+                f"the memory of slab {info.name or f'#{info.id}'} was replaced, and the server has not passed the new "
+                f"within {LOOP_SECONDS} s, the most that an event loop stands still for; await a read of the slab, "
+                "which takes its timeout, and ask again"
+            ) from late
 
 
 def _read_verified(current: Attachment, parts: list[tuple[int, memoryview]], seconds: float) -> int:

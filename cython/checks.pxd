@@ -14,7 +14,7 @@ cdef int raise_misaligned(Py_ssize_t offset, str label) except -1
 cdef int raise_read_only(str label) except -1
 cdef int raise_stale(str label) except -1
 cdef int raise_stale_after(str label) except -1
-cdef object successor(object follow, object error)
+cdef object successor(object follow, object error, object timeout)
 cdef int raise_closed(str label) except -1
 cdef int raise_wrong_domain(str label, str theirs, str ours) except -1
 cdef int raise_forked() except -1

@@ -228,11 +228,14 @@ cdef int raise_stale_after(str label) except -1:
     )
 
 
-cdef object successor(object follow, object error):
-    """Return the region that reaches the slab now that its memory was replaced; raise *error* if there is none."""
+cdef object successor(object follow, object error, object timeout):
+    """Return the region that does an operation now that the slab's memory was replaced; raise *error* if there is none.
+
+    From now on the operation has *timeout* in all, seconds or None.
+    """
     if follow is None or error.details.get("begun"):
         raise error
-    return follow(error)
+    return follow(error, timeout)
 
 
 cdef int raise_closed(str label) except -1:

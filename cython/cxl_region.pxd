@@ -24,7 +24,7 @@ cdef class CxlRegion:
     cdef Mapping mapping
     cdef Mapping generations
     cdef object on_close
-    cdef public object follow           # StaleSlab -> the region of the memory that has replaced ours, or None
+    cdef public object follow           # (StaleSlab, seconds) -> the region of the memory that has replaced ours
     cdef object __weakref__
 
     cdef int check(self, Py_ssize_t offset, Py_ssize_t nbytes) except -1
@@ -32,7 +32,7 @@ cdef class CxlRegion:
     cdef int check_written(self) except -1
     cdef bint serves(self, Py_ssize_t offset, Py_ssize_t nbytes) noexcept nogil
     cdef bint is_current(self) noexcept nogil
-    cdef object elsewhere(self, Py_ssize_t offset, Py_ssize_t nbytes)
+    cdef object elsewhere(self, Py_ssize_t offset, Py_ssize_t nbytes, object timeout)
     cdef void settle(self) noexcept nogil
     cdef void observe(self, const uint8_t *at, Py_ssize_t nbytes) noexcept nogil
     cdef void observe_edges(self, const uint8_t *at, Py_ssize_t nbytes) noexcept nogil

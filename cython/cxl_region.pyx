@@ -147,14 +147,14 @@ cdef class CxlRegion:
         """Raise ``StaleSlab`` for a store that may have come too late; it must not be made again elsewhere."""
         return 0 if self.is_current() else raise_stale_after(self.label)
 
-    cdef object elsewhere(self, Py_ssize_t offset, Py_ssize_t nbytes):
+    cdef object elsewhere(self, Py_ssize_t offset, Py_ssize_t nbytes, object timeout):
         """Return the region of the memory that has replaced ours; raise why a range cannot be reached."""
         try:
             self.check(offset, nbytes)
             raise_stale(self.label)
         except StaleSlab as error:
             stale = error
-        return successor(self.follow, stale)
+        return successor(self.follow, stale, timeout)
 
     # Bytes and the caches in front of them -----------------------------------------------------------
 
@@ -233,7 +233,7 @@ cdef class CxlRegion:
                 self.copy_out(<uint8_t *> view.buf, self.base + start, view.len)
                 if self.is_current():
                     return view.len
-            return self.elsewhere(start, view.len).read_into(buffer, start, timeout)
+            return self.elsewhere(start, view.len, timeout).read_into(buffer, start, timeout)
         finally:
             PyBuffer_Release(&view)
 
@@ -247,7 +247,7 @@ cdef class CxlRegion:
             self.copy_out(<uint8_t *> PyBytes_AS_STRING(result), self.base + start, length)
             if self.is_current():
                 return result
-        return self.elsewhere(start, length).read(length, start, timeout)
+        return self.elsewhere(start, length, timeout).read(length, start, timeout)
 
     def write(self, buffer, offset=0, timeout=None):
         """Copy *buffer* into the slab and return the bytes written."""
@@ -257,7 +257,7 @@ cdef class CxlRegion:
         get_source(buffer, &view)
         try:
             if not self.serves(start, view.len):
-                return self.elsewhere(start, view.len).write(buffer, start, timeout)
+                return self.elsewhere(start, view.len, timeout).write(buffer, start, timeout)
             if not self.writable:
                 raise_read_only(self.label)
             self.copy_in(self.base + start, <uint8_t *> view.buf, view.len)
@@ -282,7 +282,7 @@ cdef class CxlRegion:
             return self.move(parts, writes)
         except StaleSlab as error:
             stale = error
-        region = successor(self.follow, stale)
+        region = successor(self.follow, stale, timeout)
         return region.writev(parts, timeout) if writes else region.readv(parts, timeout)
 
     cdef object move(self, object parts, bint writes):
@@ -368,7 +368,7 @@ cdef class CxlRegion:
             value = load_word(self.word(start, False))
             if self.is_current():
                 return value
-        return self.elsewhere(start, 8).load(start, timeout)
+        return self.elsewhere(start, 8, timeout).load(start, timeout)
 
     def store(self, offset, value, timeout=None):
         """Set the aligned word at *offset*; other readers see the old or the new value, never a mix."""
@@ -376,7 +376,7 @@ cdef class CxlRegion:
         cdef Py_ssize_t start = as_offset(offset)
         cdef uint64_t new = as_word(value)
         if not self.serves(start, 8):
-            return self.elsewhere(start, 8).store(start, value, timeout)
+            return self.elsewhere(start, 8, timeout).store(start, value, timeout)
         store_word(self.word(start, True), new)
         self.stored(start, False)
 
@@ -386,7 +386,7 @@ cdef class CxlRegion:
         cdef Py_ssize_t start = as_offset(offset)
         cdef uint64_t addend = as_addend(value), old
         if not self.serves(start, 8):
-            return self.elsewhere(start, 8).fetch_add(start, value, timeout)
+            return self.elsewhere(start, 8, timeout).fetch_add(start, value, timeout)
         old = fetch_add_word(self.atomic_word(start), addend)
         self.stored(start, True)
         return old
@@ -397,7 +397,7 @@ cdef class CxlRegion:
         cdef Py_ssize_t start = as_offset(offset)
         cdef uint64_t before = as_word(expected), after = as_word(new), old
         if not self.serves(start, 8):
-            return self.elsewhere(start, 8).compare_swap(start, expected, new, timeout)
+            return self.elsewhere(start, 8, timeout).compare_swap(start, expected, new, timeout)
         old = compare_swap_word(self.atomic_word(start), before, after)
         self.stored(start, True)
         return old
@@ -463,7 +463,7 @@ cdef class CxlRegion:
             if self.incoherent:
                 self.sweep(start, length, ours)
             return 0
-        region = successor(self.follow, stale)
+        region = successor(self.follow, stale, None)
         if ours:
             region.flush(offset, nbytes)
         else:
@@ -501,7 +501,7 @@ cdef class CxlRegion:
             return PyMemoryView_FromObject(self)[start:start + length]
         except StaleSlab as error:
             stale = error
-        return successor(self.follow, stale).view(offset, nbytes)
+        return successor(self.follow, stale, None).view(offset, nbytes)
 
     def __getbuffer__(self, Py_buffer *view, int flags):
         self.check(0, 0)

@@ -23,7 +23,7 @@ cdef class RemoteRegion:
     cdef str label
     cdef object renew                   # seconds -> parameters
     cdef object on_close
-    cdef public object follow           # StaleSlab -> the region of the memory that has replaced ours, or None
+    cdef public object follow           # (StaleSlab, seconds) -> the region of the memory that has replaced ours
     cdef object __weakref__
 
     # What a transport does ---------------------------------------------------------------------------------------
@@ -35,6 +35,7 @@ cdef class RemoteRegion:
     cdef int judge(self, uint64_t offset, uint64_t nbytes, uint8_t status, uint64_t detail) except -1
     cdef int64_t until(self, object timeout) except -1
     cdef double left(self, int64_t deadline) except -1
+    cdef object elsewhere(self, object stale, int64_t deadline)
     cdef int operate(self, Operation *operation, int64_t deadline) except -1
     cdef int renew_until(self, int64_t deadline, int attempts) except -1
     cdef uint64_t word(self, uint8_t code, object offset, uint64_t length, uint64_t operand,

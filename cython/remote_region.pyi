@@ -15,7 +15,7 @@ class RemoteRegion:
 
     @property
     def nbytes(self) -> int: ...
-    follow: Callable[[StaleSlab], Any] | None
+    follow: Callable[[StaleSlab, float | None], Any] | None
     """Called with the ``StaleSlab`` that an operation is about to raise: returns the region of the memory that has
     replaced this one, which does it instead, or raises."""
     @property

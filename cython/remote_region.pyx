@@ -96,6 +96,10 @@ cdef class RemoteRegion:
         """Return the seconds until *deadline*: a moment if it has passed, which whoever takes over finds out."""
         return max(deadline - now_ns(), 1000) / 1e9
 
+    cdef object elsewhere(self, object stale, int64_t deadline):
+        """Return the region of the memory that has replaced ours; raise *stale* if there is none."""
+        return successor(self.follow, stale, self.left(deadline))
+
     cdef int operate(self, Operation *operation, int64_t deadline) except -1:
         """Carry one operation to its end: an answer, or an error by the deadline."""
         cdef bint again = operation.code in (OP_READ, OP_READV, OP_LOAD)
@@ -211,7 +215,7 @@ cdef class RemoteRegion:
             stale = error
         finally:
             PyBuffer_Release(&view)
-        return successor(self.follow, stale).read_into(buffer, start, self.left(deadline))
+        return self.elsewhere(stale, deadline).read_into(buffer, start, self.left(deadline))
 
     def read(self, nbytes, offset=0, timeout=None):
         """Return new bytes from the slab."""
@@ -225,7 +229,7 @@ cdef class RemoteRegion:
             return result
         except StaleSlab as error:
             stale = error
-        return successor(self.follow, stale).read(length, start, self.left(deadline))
+        return self.elsewhere(stale, deadline).read(length, start, self.left(deadline))
 
     def write(self, buffer, offset=0, timeout=None):
         """Copy *buffer* into the slab and return the bytes written."""
@@ -240,7 +244,7 @@ cdef class RemoteRegion:
             stale = error
         finally:
             PyBuffer_Release(&view)
-        return successor(self.follow, stale).write(buffer, start, self.left(deadline))
+        return self.elsewhere(stale, deadline).write(buffer, start, self.left(deadline))
 
     def readv(self, parts, timeout=None):
         """Fill many buffers in one batch; every range is checked before a byte moves. Return the bytes read."""
@@ -257,7 +261,7 @@ cdef class RemoteRegion:
             return self.move(parts, writes, deadline)
         except StaleSlab as error:
             stale = error
-        region = successor(self.follow, stale)
+        region = self.elsewhere(stale, deadline)
         return region.writev(parts, self.left(deadline)) if writes else region.readv(parts, self.left(deadline))
 
     cdef object move(self, object parts, bint writes, int64_t deadline):
@@ -322,7 +326,7 @@ cdef class RemoteRegion:
             return self.word(OP_LOAD, offset, 0, 0, deadline)
         except StaleSlab as error:
             stale = error
-        return successor(self.follow, stale).load(offset, self.left(deadline))
+        return self.elsewhere(stale, deadline).load(offset, self.left(deadline))
 
     def store(self, offset, value, timeout=None):
         """Set the aligned word at *offset*; other readers see the old or the new value, never a mix."""
@@ -332,7 +336,7 @@ cdef class RemoteRegion:
             return
         except StaleSlab as error:
             stale = error
-        successor(self.follow, stale).store(offset, value, self.left(deadline))
+        self.elsewhere(stale, deadline).store(offset, value, self.left(deadline))
 
     def fetch_add(self, offset, value, timeout=None):
         """Add *value* (modulo 2**64) to the aligned word at *offset* atomically; return the old value."""
@@ -341,7 +345,7 @@ cdef class RemoteRegion:
             return self.word(OP_FETCH_ADD, offset, 0, as_addend(value), deadline)
         except StaleSlab as error:
             stale = error
-        return successor(self.follow, stale).fetch_add(offset, value, self.left(deadline))
+        return self.elsewhere(stale, deadline).fetch_add(offset, value, self.left(deadline))
 
     def compare_swap(self, offset, expected, new, timeout=None):
         """Set the aligned word at *offset* to *new* if it is *expected*, atomically; return the old value."""
@@ -350,7 +354,7 @@ cdef class RemoteRegion:
             return self.word(OP_COMPARE_SWAP, offset, as_word(expected), as_word(new), deadline)
         except StaleSlab as error:
             stale = error
-        return successor(self.follow, stale).compare_swap(offset, expected, new, self.left(deadline))
+        return self.elsewhere(stale, deadline).compare_swap(offset, expected, new, self.left(deadline))
 
     cdef int check_span(self, object offset, object nbytes) except -1:
         cdef Py_ssize_t start = as_offset(offset)

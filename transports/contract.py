@@ -336,9 +336,10 @@ class Following(Protocol):
     Between one that cannot and its callers the client puts a few lines of Python that do the same.
     """
 
-    follow: Callable[[StaleSlab], Region] | None
+    follow: Callable[[StaleSlab, float | None], Region] | None
     """Called with the ``StaleSlab`` that an operation is about to raise, a write's unless a byte of it may have been
-    stored (``details["begun"]``): returns the region that does the whole operation instead, or raises."""
+    stored (``details["begun"]``), and the seconds that the operation has left, None for the pool's: returns the region
+    that does the whole operation instead, by that deadline, or raises."""
 
 
 class AwaitableRegion(Protocol):

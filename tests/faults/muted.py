@@ -62,6 +62,8 @@ class MutedRoad:
 
     def _forward(self, source: object, target: socket.socket) -> None:
         assert isinstance(source, socket.socket)
+        if source.fileno() < 0:
+            return  # the other end closed it, in this turn
         try:
             data = source.recv(1 << 16)
             if data:

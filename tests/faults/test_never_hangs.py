@@ -1,20 +1,31 @@
-"""Every public call ends by its deadline, whatever the server does. The table must name every method."""
+"""Every public call ends by its deadline, whatever the server does: ``public_calls`` has the table of them.
+
+All calls are made at once, each in a thread or a task of its own, so that those which wait for the same lock or the
+same connection are held to their own deadlines. A call may last a tenth more than its timeout, and what ``patience``
+allows: on two cores that are busy with other tests, a thread waits for its turn now and then, for up to a second.
+"""
 
 from __future__ import annotations
 
 import ast
 import asyncio
-import inspect
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pytest
-from tests.faults.conftest import TRANSPORTS, Serve, folder, patience
+from tests.certificates import authority
+from tests.faults import public_calls
+from tests.faults.conftest import Serve, folder, patience
 from tests.faults.muted import MutedRoad
+from tests.faults.public_calls import DEFAULT, LOOP, NBYTES, TIMEOUT, Call, Subject
 from tests.faults.test_full import small
+from tests.faults.test_out_of_memory import starve
 
 import farpool
 import farpool.aio
@@ -23,120 +34,81 @@ from farpool.server.embedded import EmbeddedServer
 
 __all__ = ["folder", "small"]
 
-TIMEOUT: Final = 0.2
-READS: Final = bytearray(64)
+AMPLE: Final = 30.0
+"""Seconds for what must succeed."""
 
-Call = Callable[[Any, Any], Any]
+SILENT: Final = ("closed", "stopped", "half-open")
+SHORT_OF_SOMETHING: Final = ("full", "starved")
+WAYS: Final = {"cxl": (*SILENT, *SHORT_OF_SOMETHING), "tcp": (*SILENT, *SHORT_OF_SOMETHING), "tls": SILENT}
+"""How slabs are reached, ``tls`` being tcp with encryption, and the states of the server that are tried on each."""
 
-POOL_CALLS: Final[dict[str, Call]] = {
-    "allocate": lambda pool, slab: pool.allocate(64, timeout=TIMEOUT),
-    "allocate_many": lambda pool, slab: pool.allocate_many([64, 64], timeout=TIMEOUT),
-    "open": lambda pool, slab: pool.open("shared", timeout=TIMEOUT),
-    "free_many": lambda pool, slab: pool.free_many([], timeout=TIMEOUT),
-    "stat": lambda pool, slab: pool.stat(timeout=TIMEOUT),
-    "slabs": lambda pool, slab: pool.slabs(timeout=TIMEOUT),
-    "reserve": lambda pool, slab: pool.reserve(slab, timeout=TIMEOUT),
-    "commit": lambda pool, slab: pool.commit([], timeout=TIMEOUT),
-    "release_host": lambda pool, slab: pool.release_host("nowhere", timeout=TIMEOUT),
-}
-SLAB_CALLS: Final[dict[str, Call]] = {
-    "read": lambda pool, slab: slab.read(64, timeout=TIMEOUT),
-    "read_into": lambda pool, slab: slab.read_into(READS, timeout=TIMEOUT),
-    "readv": lambda pool, slab: slab.readv([(0, READS), (64, READS)], timeout=TIMEOUT),
-    "gather": lambda pool, slab: slab.gather([0, 64], 64, out=bytearray(128), timeout=TIMEOUT),
-    "write": lambda pool, slab: slab.write(b"x" * 64, timeout=TIMEOUT),
-    "writev": lambda pool, slab: slab.writev([(0, b"x"), (64, b"x")], timeout=TIMEOUT),
-    "load": lambda pool, slab: slab.load(0, timeout=TIMEOUT),
-    "store": lambda pool, slab: slab.store(0, 1, timeout=TIMEOUT),
-    "fetch_add": lambda pool, slab: slab.fetch_add(0, 1, timeout=TIMEOUT),
-    "compare_swap": lambda pool, slab: slab.compare_swap(0, 0, 1, timeout=TIMEOUT),
-    "wait": lambda pool, slab: slab.wait(128, 0, timeout=TIMEOUT),
-    "notify": lambda pool, slab: slab.notify(128, timeout=TIMEOUT),
-    "grant": lambda pool, slab: slab.grant(tenant="default", mode="r", timeout=TIMEOUT),
-    "revoke": lambda pool, slab: slab.revoke(tenant="default", timeout=TIMEOUT),
-    "grants": lambda pool, slab: slab.grants(timeout=TIMEOUT),
-    "reserve": lambda pool, slab: slab.reserve(timeout=TIMEOUT),
-}
-LAST_CALLS: Final[dict[str, Call]] = {
-    "free": lambda pool, slab: slab.free(timeout=TIMEOUT),
-    "close": lambda pool, slab: slab.close(),
-}
-WAIT_FOR_NOBODY: Final = {
-    "flush",
-    "invalidate",
-    "view",
-    "array",
-    "map",
-    "close",
-    "free",
-    "awaitable",
-    "attachment",
-    "ask",
-    "versions",
-    "renew",
-    "discard",
-    "commit_drafts",
-}
-"""Public names of pools and slabs that ask the server nothing, or end what the table works on."""
-
-STATES: Final = ("closed", "stopped", "half-open", "full")
+NEEDS_TLS = pytest.mark.skipif(find_spec("farpool.native.tls") is None, reason="built only where libssl-dev is")
 
 
-def names_of(kind: type[object]) -> set[str]:
-    """Return the public methods of a class, and the slots that hold native ones."""
-    return {
-        name
-        for name, value in inspect.getmembers(kind)
-        if not name.startswith("_")
-        and not isinstance(value, property)
-        and (callable(value) or inspect.isdatadescriptor(value))
-    }
+# The table ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("kind", "calls"),
-    [
-        (farpool.Pool, POOL_CALLS),
-        (farpool.Slab, SLAB_CALLS),
-        (farpool.aio.Pool, POOL_CALLS),
-        (farpool.aio.Slab, SLAB_CALLS),
-    ],
-)
-def test_the_table_names_every_method(kind: type[object], calls: dict[str, Call]) -> None:
-    waits_inside = (
-        {"free", "flush", "wait", "notify", "grant", "revoke", "grants"} if kind is farpool.aio.Pool else set[str]()
-    )
-    assert names_of(kind) - WAIT_FOR_NOBODY - waits_inside <= set(calls), "add what is new to the table"
+@pytest.mark.parametrize("name", public_calls.CLASSES)
+def test_the_table_names_every_method(name: str) -> None:
+    table = {label.partition(" ")[0] for label in public_calls.tables()[name]}
+    exempt = {label.partition(".")[2] for label in public_calls.ASK_NOBODY if label.startswith(f"{name}.")}
+    public: set[str] = set()
+    for kind in public_calls.CLASSES[name]:
+        public |= public_calls.methods_of(kind)
+    assert public - exempt - table == set(), "add what is new to the table"
+    assert (table | exempt) - public == set(), "the table names what is no more"
+    assert not table & exempt
+
+
+# The stage ------------------------------------------------------------------------------------------------------
 
 
 class Stage:
     """A server, the way to it, and what brings it into a state."""
 
-    def __init__(self, server: EmbeddedServer, url: str, break_it: Callable[[], object]) -> None:
+    def __init__(self, server: EmbeddedServer, url: str, transport: str, break_it: Callable[[], object]) -> None:
         self.server = server
         self.url = url
+        self.transport = transport
         self.break_it = break_it
+        self.mend = lambda: None
+
+    def options(self, timeout: float) -> dict[str, Any]:
+        """Return what a client connects with."""
+        tls = farpool.Tls(ca=authority().ca) if self.url.startswith("farpools:") else None
+        return {"transport": self.transport, "timeout": timeout, "tls": tls}
 
 
-@pytest.fixture
-def stage(serve: Serve, request: pytest.FixtureRequest, state: str, transport: str) -> Iterator[Stage]:
+@contextmanager
+def staged(serve: Serve, request: pytest.FixtureRequest, way: str, state: str) -> Generator[Stage]:
+    """Serve so that ``break_it`` brings the server, or the way to it, into *state*; mend it in the end."""
+    transport = "tcp" if way == "tls" else way
+    settings: dict[str, Any] = {"transports": [transport]}
+    if way == "tls":
+        settings["tls"] = authority().server().settings
+    if state == "full":
+        settings |= {"arena": request.getfixturevalue("small") / "arena", "capacity": "7MiB"}
     with ExitStack() as undo:
-        if state == "full":
-            arena = request.getfixturevalue("small") / "arena"
-            server = serve(arena=arena, capacity="7MiB", transports=[transport])
-            yield Stage(server, server.url, lambda: fill(arena))
-            for filler in arena.glob("filler"):
-                filler.unlink()
-            return
-        server = serve(transports=[transport])
+        server = serve(**settings)
+        url = server.tcp_url if way == "tls" else server.url
+        stage = Stage(server, url, transport, lambda: None)
         if state == "half-open":
             address = parse_address(server.tcp_url)
             road = undo.enter_context(MutedRoad(address.host, address.port))
-            yield Stage(server, f"farpool://127.0.0.1:{road.port}", road.mute)
-            return
-        yield Stage(server, server.url, server.kill if state == "closed" else server.suspend)
-        if state == "stopped":
-            server.resume()
+            scheme = "farpools" if way == "tls" else "farpool"
+            stage.url, stage.break_it = f"{scheme}://127.0.0.1:{road.port}", road.mute
+        elif state == "full":
+            stage.break_it = lambda: fill(settings["arena"])
+            undo.callback((settings["arena"] / "filler").unlink)
+        elif state == "starved":
+            stage.break_it = lambda: starve(server)
+            undo.callback(starve, server, enough=True)
+        elif state == "stopped":
+            stage.break_it = server.suspend
+            undo.callback(server.resume)
+        else:
+            stage.break_it = server.kill
+        yield stage
 
 
 def fill(arena: Path) -> None:
@@ -149,72 +121,172 @@ def fill(arena: Path) -> None:
             return
 
 
-def check(name: str, begun: float, error: BaseException | None) -> None:
-    """See that a call has ended in time, and in our own words if not well."""
-    took = time.monotonic() - begun
-    assert took < patience(TIMEOUT), f"{name} took {took:.2f} s with a deadline of {TIMEOUT} s"
-    assert error is None or isinstance(error, farpool.FarpoolError), f"{name}: {error!r}"
+# What the calls are made on -------------------------------------------------------------------------------------
 
 
-def calls_of(pool: Any, slab: Any) -> list[tuple[str, Call]]:
-    """Return what these objects can do, in an order that ends them last."""
-    found = [(f"pool.{name}", call) for name, call in POOL_CALLS.items() if hasattr(pool, name)]
-    found += [(f"slab.{name}", call) for name, call in SLAB_CALLS.items() if hasattr(slab, name)]
-    return found + [(f"slab.{name}", call) for name, call in LAST_CALLS.items()]
+async def result_of(value: object) -> Any:
+    """Return what the synchronous API returned, or what the awaitable one gives."""
+    if isinstance(value, Awaitable):
+        return await cast("Awaitable[object]", value)
+    return value
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("state", STATES)
-def test_every_call_ends_in_time(stage: Stage, transport: str) -> None:
-    pool = farpool.connect(stage.url, transport=transport, timeout=TIMEOUT * 50)
-    slab = pool.allocate(4096, name="shared")
-    slab.write(bytes(64))
-    stage.break_it()
-    for name, call in calls_of(pool, slab):
-        begun, error = time.monotonic(), None
-        try:
-            call(pool, slab)
-        except Exception as caught:  # noqa: BLE001  check says which are ours
-            error = caught
-        check(name, begun, error)
-    begun = time.monotonic()
-    pool.close()
-    assert time.monotonic() - begun < patience(1.0)
+async def make_subject(pool: Any, pick: Callable[[str], str]) -> Subject:
+    """Return what the calls of one pool are made on, with names of its own."""
+    slab = await result_of(pool.allocate(NBYTES, timeout=AMPLE))
+    await result_of(slab.write(bytes(64), timeout=AMPLE))
+    moved = await result_of(pool.allocate(NBYTES, name=pick("moved"), timeout=AMPLE))
+    await result_of(moved.write(bytes(64), timeout=AMPLE))
+    draft = await result_of(slab.reserve(timeout=AMPLE))
+    await result_of(draft.write(bytes(64), timeout=AMPLE))
+    subject = Subject(pool, slab, moved, draft)
+    for name in public_calls.SPARE_SLABS:
+        subject.spare[name] = await result_of(pool.allocate(64, timeout=AMPLE))
+    for name in public_calls.SPARE_DRAFTS:
+        subject.spare[name] = await result_of(slab.reserve(timeout=AMPLE))
+    return subject
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("state", STATES)
-async def test_every_awaited_call_ends_in_time(stage: Stage, transport: str) -> None:
-    pool = await farpool.aio.connect(stage.url, transport=transport, timeout=TIMEOUT * 50)
-    slab = await pool.allocate(4096, name="shared")
-    await slab.write(bytes(64))
-    await asyncio.to_thread(stage.break_it)
-    for name, call in calls_of(pool, slab):
-        begun, error = time.monotonic(), None
-        try:
-            result: object = call(pool, slab)
-            if isinstance(result, Awaitable):
-                await result
-        except Exception as caught:  # noqa: BLE001  check says which are ours
-            error = caught
-        check(name, begun, error)
-    begun = time.monotonic()
-    await pool.close()
-    assert time.monotonic() - begun < patience(1.0)
+def move(stage: Stage, names: Iterable[str]) -> None:
+    """Replace the memory of slabs, by commits of another session's."""
+    with farpool.connect(stage.url, **stage.options(AMPLE)) as other:
+        for name in names:
+            with other.open(name).reserve() as draft:
+                draft.write(b"moved")
+                draft.commit()
 
 
-@pytest.mark.parametrize("state", ["stopped", "half-open"])
-@pytest.mark.parametrize("transport", ["tcp"])
-def test_connecting_ends_in_time(stage: Stage, transport: str) -> None:
-    stage.break_it()
+# The calls ------------------------------------------------------------------------------------------------------
+
+
+class Findings:
+    """What went wrong, all of it: the table says more than its first failure."""
+
+    def __init__(self, api: str) -> None:
+        self._api = api
+        self.found: list[str] = []
+
+    def note(self, name: str, took: float, seconds: float, error: BaseException | None) -> None:
+        """Look at how a call has ended."""
+        if took >= patience(seconds):
+            self.found.append(f"{self._api} {name} took {took:.2f} s, with a deadline of {seconds} s ({error!r})")
+        if error is not None and not isinstance(error, farpool.FarpoolError):
+            self.found.append(f"{self._api} {name} raised {error!r}")
+
+
+def make_sync(call: Call, findings: Findings) -> None:
+    """Make a call, and see that it ends in time, and in our own words if not well."""
     begun, error = time.monotonic(), None
     try:
-        farpool.connect(stage.url, transport=transport, timeout=TIMEOUT)
-    except farpool.FarpoolError as caught:
+        call.make()
+    except Exception as caught:  # noqa: BLE001  the findings say which are ours
         error = caught
-    check("connect", begun, error)
-    assert error is not None
+    findings.note(call.name, time.monotonic() - begun, call.seconds, error)
 
+
+def make_all_sync(subject: Subject) -> list[str]:
+    """Make all calls at once, and the last one after them."""
+    findings = Findings("sync")
+    calls = list(public_calls.calls_of(subject))
+    with ThreadPoolExecutor(len(calls)) as threads:
+        list(threads.map(make_sync, calls, [findings] * len(calls)))
+    last = public_calls.last_call_of(subject)
+    make_sync(last, findings)
+    make_sync(last, findings)
+    return findings.found
+
+
+async def make_awaited(call: Call, findings: Findings) -> None:
+    """Make a call, and await what it returns; the loop is watched beside it."""
+    begun, error = time.monotonic(), None
+    try:
+        result = call.make()
+        held = time.monotonic() - begun
+        findings.note(f"{call.name}, before it returned,", held, LOOP, None)
+        await result_of(result)
+    except Exception as caught:  # noqa: BLE001  the findings say which are ours
+        error = caught
+    findings.note(call.name, time.monotonic() - begun, call.seconds, error)
+
+
+async def make_all_awaited(subject: Subject) -> list[str]:
+    """Make the plain calls one by one, then all others at once, each in a task; the last one after them."""
+    findings = Findings("aio")
+    plain = [call for call in public_calls.calls_of(subject) if call.name.endswith(PLAIN)]
+    for call in plain:
+        begun = time.monotonic()
+        make_sync(call, findings)
+        findings.note(f"{call.name}, before it returned,", time.monotonic() - begun, LOOP, None)
+    watch = asyncio.create_task(watch_loop(findings))
+    awaited = [call for call in public_calls.calls_of(subject) if not call.name.endswith(PLAIN)]
+    await asyncio.gather(*(make_awaited(call, findings) for call in awaited))
+    last = public_calls.last_call_of(subject)
+    await make_awaited(last, findings)
+    await make_awaited(last, findings)
+    watch.cancel()
+    return findings.found
+
+
+PLAIN: Final = (".flush", ".invalidate", ".view", ".array", ".map")
+"""Calls that are not awaited on either API."""
+
+
+async def watch_loop(findings: Findings) -> None:
+    """See that no task holds the loop."""
+    while True:
+        begun = time.monotonic()
+        await asyncio.sleep(0.01)
+        findings.note("a turn of the loop", time.monotonic() - begun, LOOP, None)
+
+
+@pytest.mark.parametrize(
+    ("way", "state"),
+    [
+        pytest.param(way, state, marks=[NEEDS_TLS] if way == "tls" else [])
+        for way, states in WAYS.items()
+        for state in states
+    ],
+)
+async def test_every_call_ends_in_time(serve: Serve, request: pytest.FixtureRequest, way: str, state: str) -> None:
+    with staged(serve, request, way, state) as stage:
+        sync = await asyncio.to_thread(farpool.connect, stage.url, **stage.options(DEFAULT))
+        aio = await farpool.aio.connect(stage.url, **stage.options(DEFAULT))
+        subjects = [await make_subject(pool, f"{{}}-{number}".format) for number, pool in enumerate((sync, aio))]
+        await asyncio.to_thread(move, stage, ["moved-0", "moved-1"])
+        await asyncio.to_thread(stage.break_it)
+        found = await asyncio.to_thread(make_all_sync, subjects[0])
+        found += await make_all_awaited(subjects[1])
+        found += await asyncio.to_thread(connect_every_way, stage)
+        assert not found, "\n".join(found)
+
+
+def connect_every_way(stage: Stage) -> list[str]:
+    """Connect by both APIs, with the transport named and found; close what is made."""
+    findings = Findings("connect")
+
+    def sync(**options: Any) -> None:
+        farpool.connect(stage.url, **options).close()
+
+    def awaited(**options: Any) -> None:
+        async def connect() -> None:
+            async with farpool.aio.connect(stage.url, **options):
+                pass
+
+        asyncio.run(connect())
+
+    named = stage.options(TIMEOUT)
+    auto = named | {"transport": "auto"}
+    calls = [
+        Call(f"{function.__name__} {options['transport']}", partial(function, **options), TIMEOUT)
+        for function in (sync, awaited)
+        for options in (named, auto)
+    ]
+    with ThreadPoolExecutor(len(calls)) as threads:
+        list(threads.map(make_sync, calls, [findings] * len(calls)))
+    return findings.found
+
+
+# Clocks ---------------------------------------------------------------------------------------------------------
 
 WALL_CLOCK: Final = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow")}
 FOR_PEOPLE: Final = {"server/audit.py", "server/logs.py", "server/catalog.py", "server/tenants.py", "server/grants.py"}

@@ -27,7 +27,7 @@ class PlainRegion:
         self.ticket = ticket
         self.memory = PlainMemory(ticket.nbytes)
         self.closed = False
-        self.follow: Callable[[StaleSlab], Region] | None = None
+        self.follow: Callable[[StaleSlab, float | None], Region] | None = None
 
     @property
     def nbytes(self) -> int:
