@@ -179,9 +179,10 @@ class PoolHandle:
         return found
 
     def _end(self, patience: float = GOODBYE_SECONDS) -> None:
-        """Close all that is open, and wait at most *patience* seconds for the server's answer."""
+        """Close all that is open, and wait at most *patience* seconds, or a call's, for the server's answer."""
         if self._session.closed:
             return
+        patience = min(patience, self._timeout)
         if self._session.forked:
             self._session.close(patience)
             return
@@ -300,7 +301,8 @@ class Pool(PoolHandle):
     def close(self) -> None:
         """End the session: session slabs are freed, and handles go stale. Idempotent; never raises.
 
-        Waits at most 1 s for the server's answer. Arrays that are alive keep their memory.
+        Waits at most 1 s for the server's answer, or the pool's ``timeout`` if that is less. Arrays that are alive keep
+        their memory.
         """
         self._end()
 

@@ -162,6 +162,8 @@ class CxlClient:
                 self._drop_link()
                 connection = _connect_or_raise(params["socket"], deadline, self._closing)
                 self._link = _Link(connection, params["socket"])
+                if self._closing.is_set():
+                    continue  # close may have looked for a link before this one was there to be shut
             try:
                 self._link.connection.settimeout(_left(deadline))
                 answer, received = _ask(self._link.connection, request)
