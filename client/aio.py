@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, TypeVarTuple, Unpack
@@ -19,9 +20,9 @@ from farpool.client import freeing, grants
 from farpool.client.aio_draft import Draft, Reserving
 from farpool.client.aio_versions import AwaitableVersions
 from farpool.client.attachment import Attachment
-from farpool.client.deadlines import deadline_after
+from farpool.client.deadlines import deadline_after, seconds_left
 from farpool.client.encryption import Tls
-from farpool.client.opening import Opening
+from farpool.client.opening import Closing, Opening
 from farpool.client.pool import DEFAULT_TIMEOUT, PoolHandle, open_session
 from farpool.client.session import Session
 from farpool.client.signatures import Batch, CompareSwap, FetchAdd, Load, Read, Store, Transfer
@@ -80,16 +81,6 @@ class Connecting(Opening["Pool"]):
         except BaseException:
             threads.shutdown(wait=False)
             raise
-
-
-class Closing:
-    """What ``close`` returns: the work is under way already, and awaiting it waits for its end."""
-
-    def __init__(self, finish: Callable[[], Awaitable[None]]) -> None:
-        self._finish = finish
-
-    def __await__(self) -> Generator[Any, None, None]:
-        return self._finish().__await__()
 
 
 class Pool(PoolHandle):
@@ -237,15 +228,25 @@ class Pool(PoolHandle):
         """Attach what has replaced the memory of a slab, in a thread."""
         return await self._run(deadline, keep, versions.renew, seen, error)
 
-    async def discard(self, draft: Draft) -> None:
-        """End a draft that was not committed."""
+    def discard(self, draft: Draft) -> Closing:
+        """Begin to end a draft that was not committed; awaiting it takes no longer than a call may."""
+        deadline = self._deadline(None)
+        ended = Future[None]()
+        ended.set_result(None)
         if self._ending is None and not self._session.closed and not draft.committed:
-            await self._run(self._deadline(None), keep, draft.discard_now)
+            with suppress(RuntimeError):  # no thread is to be had: it ends with its session
+                ended = self._threads.submit(draft.discard_now, deadline)
+        return Closing(lambda: self._await_discarded(ended, deadline))
+
+    async def _await_discarded(self, ended: Future[None], deadline: float) -> None:
+        with suppress(TimeoutError):  # a thread may still be waited for
+            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(ended)), seconds_left(deadline))
 
     def flush(self) -> None:
-        """Tell the server in a thread what was let go."""
+        """Tell the server in a thread what was let go; where none is to be had, with the next request."""
         if self._ending is None:
-            self._threads.submit(self._session.flush)
+            with suppress(RuntimeError):
+                self._threads.submit(self._session.flush)
 
     def _check(self) -> None:
         self._session.check()

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from farpool.client.attachment import Attachment
 from farpool.client.draft import DraftHandle
-from farpool.client.opening import Opening
+from farpool.client.opening import Closing, Opening
 from farpool.client.signatures import Batch, CompareSwap, FetchAdd, Load, Read, Store, Transfer
-from farpool.client.slab import DATA_METHODS
+from farpool.client.slab import DATA_METHODS, keep_error
 from farpool.client.tally import Tally
 from farpool.protocol.messages import SlabInfo
 from farpool.transports.contract import AwaitableRegion
@@ -32,8 +32,8 @@ class Pool(Protocol):
         """Commit drafts, all or none."""
         ...
 
-    async def discard(self, draft: Draft) -> None:
-        """End a draft that was not committed."""
+    def discard(self, draft: Draft) -> Closing:
+        """Begin to end a draft that was not committed."""
         ...
 
 
@@ -77,9 +77,12 @@ class Draft(DraftHandle):
         """
         await self._pool.commit([self], timeout=timeout)
 
-    async def close(self) -> None:
-        """Discard the draft unless it was committed. Idempotent; ``RegionInUse`` while views of it live."""
-        await self._pool.discard(self)
+    def close(self) -> Closing:
+        """Discard the draft unless it was committed. Idempotent; done even if the result is never awaited.
+
+        Awaiting it raises ``RegionInUse`` if arrays or views made from it are alive.
+        """
+        return self._pool.discard(self)
 
     async def __aenter__(self) -> Self:
         return self
@@ -87,7 +90,8 @@ class Draft(DraftHandle):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self.close()
+        with keep_error(error):
+            await self.close()
 
 
 class Reserving(Opening[Draft]):

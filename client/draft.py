@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -10,9 +9,9 @@ from farpool.client.attachment import Attachment
 from farpool.client.deadlines import deadline_after
 from farpool.client.freeing import free
 from farpool.client.signatures import Batch, CompareSwap, FetchAdd, Load, Read, Store, Transfer
-from farpool.client.slab import DATA_METHODS, SlabHandle
+from farpool.client.slab import DATA_METHODS, SlabHandle, keep_error
 from farpool.client.tally import TalliedRegion, Tally
-from farpool.protocol.errors import FarpoolError, InvalidArgument
+from farpool.protocol.errors import FarpoolError, InvalidArgument, RegionInUse
 from farpool.protocol.messages import DraftEnd, SlabInfo
 
 __all__ = ["Draft", "DraftHandle"]
@@ -62,11 +61,17 @@ class DraftHandle(SlabHandle):
         )
 
     def discard_now(self, deadline: float) -> None:
-        """End the draft unless it was committed; one that has ended already is no error."""
-        if not self.committed:
-            self.committed = True
-            with suppress(FarpoolError):
-                free(self.attachment, deadline)
+        """End the draft unless it was committed; one that has ended already is no error. ``RegionInUse``."""
+        if self.committed:
+            return
+        self.committed = True
+        try:
+            free(self.attachment, deadline)
+        except RegionInUse:
+            self.committed = False
+            raise
+        except FarpoolError:
+            pass  # it ends with its session
 
 
 class Draft(DraftHandle):
@@ -130,4 +135,5 @@ class Draft(DraftHandle):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        with keep_error(error):
+            self.close()

@@ -1,13 +1,23 @@
-"""What an awaitable call returns that opens something: ``await`` gives it, ``async with`` gives and closes it."""
+"""What awaitable calls return that open something (``await`` gives it, ``async with`` closes it too), or close it."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
-__all__ = ["Opening"]
+__all__ = ["Closing", "Opening"]
+
+
+class Closing:
+    """What ``close`` returns: the work is under way already, and awaiting it waits for its end."""
+
+    def __init__(self, finish: Callable[[], Awaitable[None]]) -> None:
+        self._finish = finish
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return self._finish().__await__()
 
 
 class Closed(Protocol):

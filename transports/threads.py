@@ -67,11 +67,17 @@ async def in_thread(
 
 
 def in_own_thread(function: Callable[[], None]) -> Future[None]:
-    """Run *function* in a thread of its own."""
+    """Run *function* in a thread of its own; in this one if none can be started, as when the interpreter ends."""
     thread = ThreadPoolExecutor(1, thread_name_prefix="farpool-aio-close")
-    future = thread.submit(function)
-    thread.shutdown(wait=False)
-    return future
+    try:
+        return thread.submit(function)
+    except RuntimeError:
+        done = Future[None]()
+        function()
+        done.set_result(None)
+        return done
+    finally:
+        thread.shutdown(wait=False)
 
 
 def keep(result: object) -> None:
