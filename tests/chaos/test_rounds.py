@@ -15,20 +15,20 @@ from tests.chaos.plan import ROLES, Lane, Scenario, draw
 ROOT = Path(__file__).resolve().parents[2]
 LANES = [Lane("files", "cxl"), Lane("files", "tcp"), Lane("tls", "tcp")]
 ROUNDS, SEED = 30, os.environ.get("FARPOOL_CHAOS_SEED", "1")
-SECONDS = 60
-"""No round begins after that: a busy machine plays fewer."""
+SECONDS = 300
+"""No round begins after that, which a machine that is merely busy does not reach: fewer rounds are a failure."""
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(SECONDS + 120)
 def test_rounds_of_faults() -> None:
     command = [sys.executable, "-m", "tests.chaos", "--json", "--rounds", str(ROUNDS), "--seed", SEED]
     command += ["--seconds", str(SECONDS)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS + 100, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     summary, *rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert not any(summary[kind] for kind in Finding)
-    assert 1 <= summary["rounds"] <= ROUNDS
+    assert summary["rounds"] == ROUNDS, f"played in {summary['seconds']} s"
     assert summary["turns"] > summary["rounds"]
     assert all(row["count"] for row in rows)
 
