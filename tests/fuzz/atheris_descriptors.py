@@ -1,4 +1,4 @@
-"""Coverage-guided fuzzing of cxl's packets: ``python tests/fuzz/atheris_descriptors.py CORPUS -runs=100000``."""
+"""Coverage-guided fuzzing of cxl's packets: ``python -m tests.fuzz.atheris_descriptors CORPUS -runs=100000``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Coverage-guided fuzzing of a stream of frames: ``python tests/fuzz/atheris_frames.py CORPUS -runs=100000``."""
+"""Coverage-guided fuzzing of a stream of frames: ``python -m tests.fuzz.atheris_frames CORPUS -runs=100000``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Coverage-guided fuzzing of one message, either way: ``python tests/fuzz/atheris_messages.py CORPUS -runs=100000``."""
+"""Coverage-guided fuzzing of one message, either way: ``python -m tests.fuzz.atheris_messages CORPUS -runs=100000``."""
 
 from __future__ import annotations
 
