@@ -60,6 +60,8 @@ def test_each_start_is_an_epoch(own_server: EmbeddedServer, transport: str) -> N
             end()
             own_server.start()
             assert pool.stat().epoch == pool.epoch == before + 1
+            with pool.allocate(64) as slab:
+                assert slab.attachment.ticket.params["epoch"] == pool.epoch, "an endpoint says of which start it is"
 
 
 def test_an_endpoint_of_before_serves_nothing(own_server: EmbeddedServer) -> None:

@@ -91,6 +91,8 @@ async def test_close_that_nobody_awaits(server: EmbeddedServer, transport: str) 
         await wait_for(given_back)
         with pytest.raises(farpool.StaleSlab):
             await slab.read(1)
+        pool.close()
+        await pool.close()
 
 
 async def test_slab_closed_by_a_call_that_nobody_awaits(server: EmbeddedServer, transport: str) -> None:
