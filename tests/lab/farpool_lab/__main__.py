@@ -35,7 +35,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     run.add_argument("--cpus", type=int, choices=(1, 2, 4), default=1, help="processors of a guest (1, the quickest)")
     run.add_argument("--lost", choices=("A", "B"), default="", help="this host's command ends its guest by force")
     run.add_argument("--results", type=Path, default=places.LAB / "results", help="folder that the guest may write to")
-    run.add_argument("--timeout", type=float, default=600.0, metavar="S", help="bound of the command (600)")
+    run.add_argument("--timeout", type=float, default=3600.0, metavar="S", help="bound of the command (3600)")
     run.add_argument("--boot-timeout", type=float, default=300.0, metavar="S", help="bound of the boot (300)")
     run.add_argument("--verbose", action="store_true", help="show the consoles on standard error, from the start")
     run.add_argument("command", nargs="+", metavar="-- COMMAND")
