@@ -21,6 +21,16 @@ DEVICE = ("--cxl", "768M", "--cxl-kind", "nvdimm")
 SMALL_DEVICE = ("--cxl", "256M", "--cxl-kind", "nvdimm")
 """For the tests of rdma that register a device's memory."""
 LESSONS = "tests/lessons/test_row_1[5689]_*.py"
+HISTORIES = " ".join(
+    f"'tests/linearizability/test_words.py::test_{name}'"
+    for name in (
+        "nothing_fails[rdma]",
+        "clients_are_killed_and_stopped[rdma]",
+        "the_server_starts_anew[rdma-killed]",
+        "the_server_starts_anew[rdma-stopped]",
+    )
+)
+"""What concurrent clients saw of words over rdma, with clients and the server killed meanwhile."""
 CONFORMANCE = "tests/conformance"
 CORE = tuple(f"{CONFORMANCE}/test_{name}.py" for name in ("transfers", "words", "lifetime", "restarting", "commits"))
 """What differs most between transports. ``LAB_SUITES=whole`` runs all of the suite: half an hour more."""
@@ -28,7 +38,7 @@ MISSING = ("no RDMA device", "no DAX device", "pyverbs")
 """What no test of these may be passed over for."""
 SLOWEST = "processes_lose_no_update and sync"
 SUITES = {
-    "rdma": ((*RDMA, *SMALL_DEVICE), f"tests/rdma {LESSONS}", "--transport rdma"),
+    "rdma": ((*RDMA, *SMALL_DEVICE), f"tests/rdma {LESSONS} {HISTORIES}", "--transport rdma"),
     "rdma-pyverbs": (RDMA, "", "--transport 'rdma?verbs=pyverbs'"),
     "cxl-device": (DEVICE, "tests/devices", "--transport cxl-device"),
 }
@@ -38,7 +48,7 @@ def suite_of(name: str) -> tuple[tuple[str, ...], str]:
     """Return the guest's options, and what pytest is given in it."""
     options, own, chosen = SUITES[name]
     if os.environ.get("LAB_SUITES") == "whole":
-        return options, f"{own} {'tests/linearizability ' if name == 'rdma' else ''}{CONFORMANCE} {chosen}"
+        return options, f"{own} {CONFORMANCE} {chosen}"
     kept = f"not ({SLOWEST})" + (" and not aio" if name == "rdma-pyverbs" else "")
     return options, f"{own} {' '.join(CORE)} {chosen} -k '{kept}'"
 
