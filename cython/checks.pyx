@@ -162,6 +162,12 @@ cdef Py_ssize_t as_offset(object offset) except? -1:
 
 cdef uint64_t as_word(object value) except? 0:
     """Return *value* as an unsigned 64-bit word."""
+    cdef Py_ssize_t number
+    if PyLong_CheckExact(value):    # nearly always, and several times quicker
+        number = try_ssize(value)
+        if number >= 0:
+            return number
+        PyErr_Clear()
     try:
         return PyLong_AsUnsignedLongLong(PyNumber_Index(value))
     except OverflowError:
@@ -170,6 +176,12 @@ cdef uint64_t as_word(object value) except? 0:
 
 cdef uint64_t as_addend(object value) except? 0:
     """Return *value* modulo 2**64, so that a negative number subtracts."""
+    cdef Py_ssize_t number
+    if PyLong_CheckExact(value):    # nearly always, and several times quicker
+        number = try_ssize(value)
+        if number != -1:
+            return <uint64_t> number
+        PyErr_Clear()
     return PyLong_AsUnsignedLongLongMask(PyNumber_Index(value))
 
 

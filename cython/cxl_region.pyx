@@ -9,6 +9,7 @@ Where the memory is shared with hosts whose caches are not coherent with ours, e
 about to load, and every write writes back the lines it has stored to; views leave both to ``flush`` and ``invalidate``.
 """
 
+cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo, PyBuffer_Release
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
@@ -66,6 +67,7 @@ cdef str COHERENT = "hardware"
 cdef str INCOHERENT = "software"
 
 
+@cython.final
 cdef class CxlRegion:
     """One attached slab, reached by loads and stores; see ``farpool.transports.contract.Region``.
 
