@@ -12,7 +12,7 @@ import farpool
 from farpool.cli.options import AsJson, Url, forget_credentials, parse_seconds, split_names
 from farpool.cli.output import print_record, warn
 from farpool.cli.screens import console
-from farpool.perf import posting, rdma_reads, table
+from farpool.perf import limit_suite, posting, rdma_reads, table, verdicts
 from farpool.perf import quick as harness
 from farpool.perf.environment import fingerprint
 from farpool.perf.rows import Row
@@ -80,6 +80,23 @@ def rdma(url: Url = None, as_json: AsJson = False, seconds: Seconds = 1.0) -> No
     """
     with _pool_at(url, None) as address:
         _show(lambda tell: rdma_reads.run(address, seconds, tell), as_json=as_json)
+
+
+@app.command()
+def limits(as_json: AsJson = False, seconds: Seconds = 1.0) -> None:
+    """Judge what Farpool costs on top of memcpy, raw sockets and the kernel.
+
+    A server is started for it. It takes about two seconds for each second and line.
+    """
+    facts = fingerprint()
+    if as_json:
+        for outcome in limit_suite.run(seconds):
+            print_record(outcome.as_record())
+    else:
+        with console(stderr=True).status("measuring") as status:
+            outcomes = list(limit_suite.run(seconds, lambda text: status.update(f"measuring {text}")))
+        console().print(verdicts.render(outcomes))
+    warn(f"measured on {facts}")
 
 
 @app.command("posting")

@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["apart_from", "cpus_of"]
+__all__ = ["apart_from", "cpus_of", "placed"]
 
 Cpus = frozenset[int]
 
@@ -33,6 +33,23 @@ def apart_from(server_pid: int) -> Generator[None]:
     finally:
         os.sched_setaffinity(0, ours)
         _keep(server_pid, before)
+
+
+@contextmanager
+def placed(ours: Iterable[int], others: Iterable[int], pids: Iterable[int]) -> Generator[None]:
+    """While the block lasts keep this thread on the processors *ours*, and the processes *pids* on *others*."""
+    pids = list(pids)
+    mine, before = cpus_of(0), {pid: cpus_of(pid) for pid in pids}
+    others = frozenset(others)
+    for pid in pids:
+        _keep(pid, others)
+    os.sched_setaffinity(0, ours)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, mine)
+        for pid, cpus in before.items():
+            _keep(pid, cpus)
 
 
 def cpus_of(pid: int) -> Cpus:

@@ -31,6 +31,7 @@ __all__ = [
     "TRANSPORTS",
     "Progress",
     "bare_verbs",
+    "check_seconds",
     "has_pyverbs",
     "run",
     "with_binding",
@@ -68,8 +69,7 @@ def run(
         InvalidArgument: *seconds* not above 0 and at most 60, or an address that cannot be.
         ServerLost, DeadlineExceeded, PoolFull: the server is not there, or has no room for 32 MiB.
     """
-    if not 0 < seconds <= MOST_SECONDS:
-        raise InvalidArgument(f"a measurement takes over 0 and at most {MOST_SECONDS:.0f} s, not {seconds!r}")
+    check_seconds(seconds)
     tell = progress or _tell_nobody
     tell(f"{CONTROL}: allocate+free")
     with farpool.connect(url, timeout=CALL_SECONDS) as pool, apart_from(pool.stat().pid):
@@ -79,6 +79,12 @@ def run(
             usable = yield from _measure_transport(url, transport, transport, seconds, tell)
             if transport == RDMA and usable and has_pyverbs():
                 yield from _measure_transport(with_binding(pool.url, PYVERBS), RDMA, PYVERBS_ROWS, seconds, tell)
+
+
+def check_seconds(seconds: float) -> None:
+    """Raise ``InvalidArgument`` for a measurement that would take no time, or too long."""
+    if not 0 < seconds <= MOST_SECONDS:
+        raise InvalidArgument(f"a measurement takes over 0 and at most {MOST_SECONDS:.0f} s, not {seconds!r}")
 
 
 def has_pyverbs() -> bool:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from farpool.perf.walk import Int64Array
 
-__all__ = ["ROUNDS", "Contender", "Speed", "alternate", "in_python"]
+__all__ = ["ROUNDS", "Contender", "Speed", "alternate", "in_python", "pairs"]
 
 Contender = Callable[[int, Int64Array, float], int]
 """``contender(calls, samples, seconds)`` times blocks of *calls* calls for *seconds* (one block at least),
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """How fast one side was: medians over its rounds. Times are of one call in us."""
+    """How fast one side was, in one round or at the median over its rounds. Times are of one call in us."""
 
     p50_us: float
     p99_us: float
@@ -52,44 +52,61 @@ class _Side:
         self._contender = contender
         self._samples = samples
         self._calls = 1
-        self._made = 0
-        self._rounds: list[tuple[float, float, float]] = []
 
-    def warm_up(self) -> None:
-        """Find out how many calls a block needs, and let caches and connections settle."""
-        if np.median(self._run(WARM_UP_SECONDS)) < SLOW_CALL_NS:
-            self._calls = WARM_UP_CALLS
-            block_ns = float(np.median(self._run(WARM_UP_SECONDS)))
-            self._calls = max(1, round(BLOCK_NS * WARM_UP_CALLS / max(1.0, block_ns)))
+    def warm_up(self) -> int:
+        """Find out how many calls a block needs, and let caches and connections settle; return the calls made."""
+        first = self._run(WARM_UP_SECONDS)
+        if np.median(first) >= SLOW_CALL_NS:
+            return len(first)
+        self._calls = WARM_UP_CALLS
+        blocks = self._run(WARM_UP_SECONDS)
+        made = len(first) + len(blocks) * self._calls
+        self._calls = max(1, round(BLOCK_NS * WARM_UP_CALLS / max(1.0, float(np.median(blocks)))))
+        return made
 
-    def round(self, seconds: float) -> None:
+    def round(self, seconds: float) -> Speed:
         """Measure for *seconds*."""
-        call_us = self._run(seconds) / (1e3 * self._calls)
+        blocks = self._run(seconds)
+        call_us = blocks / (1e3 * self._calls)
         p50, p99 = np.percentile(call_us, (50, 99))
-        self._rounds.append((float(p50), float(p99), 1e6 / float(call_us.mean())))
-
-    def speed(self) -> Speed:
-        """Return the medians over the rounds so far."""
-        p50, p99, calls_s = (median(column) for column in zip(*self._rounds, strict=True))
-        return Speed(p50, p99, calls_s, self._made)
+        return Speed(float(p50), float(p99), 1e6 / float(call_us.mean()), len(blocks) * self._calls)
 
     def _run(self, seconds: float) -> npt.NDArray[np.int64]:
         """Return the ns of each block."""
         count = self._contender(self._calls, self._samples, seconds)
-        self._made += count * self._calls
         return np.frombuffer(self._samples, np.int64, count)
 
 
 def alternate(ours: Contender, limit: Contender | None, seconds: float) -> tuple[Speed, Speed | None]:
     """Measure both sides for *seconds* each, in rounds that take turns; return our speed and the limit's."""
-    samples = array("q", bytes(8 * (int(SAMPLES_PER_SECOND * seconds / ROUNDS) + 1_000)))
-    sides = [_Side(contender, samples) for contender in (limit, ours) if contender is not None]
-    for side in sides:
-        side.warm_up()
-    for _ in range(ROUNDS):
-        for side in sides:
-            side.round(seconds / ROUNDS)
-    return sides[-1].speed(), sides[0].speed() if limit is not None else None
+    sides = _sides((limit, ours) if limit is not None else (ours,), seconds / ROUNDS)
+    warm = [side.warm_up() for side in sides]
+    rounds = [[side.round(seconds / ROUNDS) for side in sides] for _ in range(ROUNDS)]
+    speeds = [_middle(column, made) for column, made in zip(zip(*rounds, strict=True), warm, strict=True)]
+    return speeds[-1], speeds[0] if limit is not None else None
+
+
+def pairs(ours: Contender, limit: Contender, seconds: float, rounds: int) -> list[tuple[Speed, Speed]]:
+    """Measure both sides for *seconds* each, in *rounds* that take turns; return our speed and the limit's in each."""
+    near, far = _sides((ours, limit), seconds / rounds)
+    far.warm_up()
+    near.warm_up()
+    found: list[tuple[Speed, Speed]] = []
+    for _ in range(rounds):
+        bare = far.round(seconds / rounds)
+        found.append((near.round(seconds / rounds), bare))
+    return found
+
+
+def _sides(contenders: Sequence[Contender], seconds: float) -> list[_Side]:
+    samples = array("q", bytes(8 * (int(SAMPLES_PER_SECOND * seconds) + 1_000)))
+    return [_Side(contender, samples) for contender in contenders]
+
+
+def _middle(rounds: Sequence[Speed], warm: int) -> Speed:
+    """Return the medians of one side's rounds; *warm* calls were made before."""
+    p50, p99, calls_s = (median(getattr(speed, name) for speed in rounds) for name in ("p50_us", "p99_us", "calls_s"))
+    return Speed(p50, p99, calls_s, warm + sum(speed.calls for speed in rounds))
 
 
 def in_python(run: Callable[[Sequence[T]], None], arguments: Sequence[T]) -> Contender:

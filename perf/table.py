@@ -11,7 +11,7 @@ from rich.text import Text
 
 from farpool.perf.rows import PYVERBS_ROWS, Row
 
-__all__ = ["render"]
+__all__ = ["SHORT_LIMITS", "render", "three_digits"]
 
 SHORT_LIMITS: Final = {
     "numpy slice copy": "numpy copy",
@@ -57,10 +57,10 @@ def _measured(rows: Sequence[Row]) -> Table:
             _transport(row) + ("*" if row.emulated else ""),
             row.op,
             _size(row),
-            _number(row.p50_us),
-            _number(row.p99_us),
+            three_digits(row.p50_us),
+            three_digits(row.p99_us),
             _count(row.ops_s),
-            _number(row.gb_s),
+            three_digits(row.gb_s),
             SHORT_LIMITS.get(row.limit_name, row.limit_name),
             "" if row.ratio is None else f"{row.ratio:.2f}",
         )
@@ -97,8 +97,8 @@ def _size(row: Row) -> str:
     return f"{batch}{value} {unit}"
 
 
-def _number(value: float | None) -> str:
-    """Three digits are what such numbers are good for."""
+def three_digits(value: float | None) -> str:
+    """Return a number with as many digits as what was measured is good for."""
     if value is None:
         return ""
     if value >= 100:
@@ -113,5 +113,5 @@ def _count(value: float | None) -> str:
         return ""
     for unit, scale in (("M", 1e6), ("k", 1e3)):
         if value >= scale:
-            return f"{_number(value / scale)}{unit}"
-    return _number(value)
+            return f"{three_digits(value / scale)}{unit}"
+    return three_digits(value)

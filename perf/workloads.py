@@ -5,18 +5,18 @@ A workload's two contenders use the same buffer and the same offsets; over cxl t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice
 from typing import Final
 
 import numpy as np
 
 from farpool import Pool, Slab
+from farpool.perf.calls import Move, Readv, additions, batches, copies, loads
 from farpool.perf.limit_contenders import Limit, Limits, ReadLimits, kernel_alone, numpy_copy
 from farpool.perf.rounds import Contender, in_python
 from farpool.perf.rows import BULK_NBYTES
-from farpool.perf.walk import Bytes, Int64Array, filled, places
+from farpool.perf.walk import Bytes, filled, places
 
 __all__ = ["Workload", "allocation_workload", "data_workloads", "numpy_workload", "read_workload", "readv_workload"]
 
@@ -26,11 +26,6 @@ BATCHES: Final = ((32, 4 << 10), (16, 64 << 10))
 """Parts and bytes of a part: many small ones, and sixteen large ones in flight."""
 WORD_NBYTES: Final = 8
 ALLOCATION_NBYTES: Final = 64 << 10
-
-
-Part = tuple[int, memoryview]
-Readv = Callable[[list[Part]], int]
-ReadInto = Callable[[Bytes, int], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,27 +61,27 @@ def data_workloads(slab: Slab, limits: Limits) -> Iterator[Workload]:
         yield read_workload(slab.read_into, limits, nbytes)
     for nbytes in SIZES:
         offsets, buffer = places(nbytes), _buffer(nbytes)
-        ours = _copies(slab.write, buffer, offsets)
+        ours = copies(slab.write, buffer, offsets)
         yield Workload("write", nbytes, ours, limits.write(offsets, buffer, nbytes))
     for batch, nbytes in BATCHES:
         yield readv_workload(slab.readv, limits, nbytes, batch)
     offsets = places(WORD_NBYTES)
-    ours, limit = _additions(slab, offsets), limits.add(offsets)
+    ours, limit = additions(slab, offsets), limits.add(offsets)
     yield Workload("fetch_add", WORD_NBYTES, ours, limit, moves_bytes=False)
-    yield Workload("load", WORD_NBYTES, _loads(slab, offsets), limits.load(offsets), moves_bytes=False)
+    yield Workload("load", WORD_NBYTES, loads(slab, offsets), limits.load(offsets), moves_bytes=False)
 
 
 def readv_workload(readv: Readv, limits: ReadLimits, nbytes: int, batch: int) -> Workload:
     """Return batches of reads into parts of one buffer."""
     offsets, buffer = places(nbytes, batch), _buffer(batch * nbytes)
-    ours = _batches(readv, buffer, offsets, nbytes, batch)
+    ours = batches(readv, buffer, offsets, nbytes, batch)
     return Workload("readv", nbytes, ours, limits.read(offsets, buffer, nbytes), batch)
 
 
-def read_workload(read_into: ReadInto, limits: ReadLimits, nbytes: int) -> Workload:
+def read_workload(read_into: Move, limits: ReadLimits, nbytes: int) -> Workload:
     """Return reads, one after the other."""
     offsets, buffer = places(nbytes), _buffer(nbytes)
-    return Workload("read_into", nbytes, _copies(read_into, buffer, offsets), limits.read(offsets, buffer, nbytes))
+    return Workload("read_into", nbytes, copies(read_into, buffer, offsets), limits.read(offsets, buffer, nbytes))
 
 
 def _buffer(nbytes: int) -> Bytes:
@@ -101,57 +96,22 @@ def _buffer(nbytes: int) -> Bytes:
 def numpy_workload(slab: Slab, memory: memoryview) -> Workload:
     """Return the smallest read beside numpy's own slice copy on the same mapping."""
     offsets, buffer = places(SMALLEST), filled(SMALLEST)
-    ours = _copies(slab.read_into, buffer, offsets)
+    ours = copies(slab.read_into, buffer, offsets)
     return Workload("read_into", SMALLEST, ours, numpy_copy(memory, offsets, buffer))
 
 
 def allocation_workload(pool: Pool) -> Workload:
     """Return pairs of an allocation and a free, one after the other."""
+    return Workload(
+        "allocate+free", ALLOCATION_NBYTES, allocations(pool), kernel_alone(ALLOCATION_NBYTES), moves_bytes=False
+    )
+
+
+def allocations(pool: Pool) -> Contender:
+    """Return pairs of an allocation and a free."""
 
     def run(block: Sequence[None]) -> None:
         for _ in block:
             pool.allocate(ALLOCATION_NBYTES).free()
 
-    limit = kernel_alone(ALLOCATION_NBYTES)
-    return Workload("allocate+free", ALLOCATION_NBYTES, in_python(run, [None]), limit, moves_bytes=False)
-
-
-def _copies(move: ReadInto, buffer: Bytes, offsets: Int64Array) -> Contender:
-    def run(block: Sequence[int]) -> None:
-        for offset in block:
-            move(buffer, offset)
-
-    return in_python(run, offsets.tolist())
-
-
-def _batches(readv: Readv, buffer: Bytes, offsets: Int64Array, nbytes: int, batch: int) -> Contender:
-    whole = memoryview(buffer)
-    parts = cycle(whole[begin : begin + nbytes] for begin in range(0, len(whole), nbytes))
-    turn = zip(offsets.tolist(), parts, strict=False)
-    batches = [list(islice(turn, batch)) for _ in range(len(offsets) // batch)]
-
-    def run(block: Sequence[list[Part]]) -> None:
-        for parts in block:
-            readv(parts)
-
-    return in_python(run, batches)
-
-
-def _additions(slab: Slab, offsets: Int64Array) -> Contender:
-    fetch_add = slab.fetch_add
-
-    def run(block: Sequence[int]) -> None:
-        for offset in block:
-            fetch_add(offset, 1)
-
-    return in_python(run, offsets.tolist())
-
-
-def _loads(slab: Slab, offsets: Int64Array) -> Contender:
-    load = slab.load
-
-    def run(block: Sequence[int]) -> None:
-        for offset in block:
-            load(offset)
-
-    return in_python(run, offsets.tolist())
+    return in_python(run, [None])
