@@ -1,7 +1,7 @@
 from libc.stdint cimport uint64_t
 
 cdef enum:
-    LARGE_COPY = 131072     # bytes from which a copy lets go of the GIL, which costs what 4 KiB take: 5 us of work and more
+    LARGE_COPY = 131072     # bytes from which a copy lets go of the GIL, 5 us of work; letting go costs what 4 KiB do
 
 cdef int get_source(object buffer, Py_buffer *view) except -1
 cdef int get_target(object buffer, Py_buffer *view) except -1
