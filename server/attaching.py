@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from farpool.protocol.errors import InvalidArgument, StaleSlab
+from farpool.protocol.errors import FarpoolError, InvalidArgument, StaleSlab
 from farpool.protocol.messages import Attach, Attached, Detach, Done, Open
 from farpool.protocol.units import parse_mode
 from farpool.server.access import Access
@@ -61,11 +61,13 @@ class Attaching:
         self, session: Session, slab: Slab, transport: str, check: Callable[[], None] = lambda: None
     ) -> Attached:
         """Do the same with a large slab, once its transport is ready; *check* raises if it must not live any more."""
-        if transport and (preparing := self._life.prepare(session, slab, transport, "rw")) is not None:
+        if transport:
             try:
-                await preparing
-                self._life.making.check(session, slab)
-                check()
+                preparing = self._life.prepare(session, slab, transport, "rw")
+                if preparing is not None:
+                    await preparing
+                    self._life.making.check(session, slab)
+                    check()
             except BaseException:
                 self._life.planes.revoke(slab, {transport})
                 self._life.making.abandon(slab)
@@ -108,7 +110,11 @@ class Attaching:
         self, preparing: Awaitable[None], session: Session, slab: Slab, transport: str, mode: Mode, memory: int
     ) -> Attached:
         """Attach a large slab, if it still may be attached once its transport is ready for it."""
-        await preparing
+        try:
+            await preparing
+        except FarpoolError:
+            await self._wait_out_move(session, slab)  # why it failed, where the slab has ended
+            raise
         try:
             await self._wait_out_move(session, slab)
             attached = self._attached(session, slab, transport, mode, memory)

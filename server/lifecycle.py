@@ -117,6 +117,7 @@ class Lifecycle:
     def prepare(self, session: Session, slab: Slab, transport: str, mode: Mode) -> Awaitable[None] | None:
         """Return what to await before ``admit`` or ``attach`` of a large slab, or None."""
         assert session.served is not None
+        slab.published.add(transport)  # a transport that only prepares is told of the slab's end, too
         return self.planes.prepare(transport, slab, session.served, _granted(session, slab, transport, mode))
 
     def attach(self, session: Session, slab: Slab, transport: str, mode: Mode) -> dict[str, Any]:

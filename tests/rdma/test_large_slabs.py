@@ -109,3 +109,25 @@ def test_a_slab_that_ends_while_it_is_registered_leaves_nothing(
     while pinned(server) != before and time.monotonic() < end:
         time.sleep(0.05)
     assert pinned(server) == before
+
+
+def test_who_opens_a_slab_while_it_is_committed_sees_what_was_committed(
+    server: EmbeddedServer, connect: Callable[[str], farpool.Pool]
+) -> None:
+    owner, other = connect("tcp"), connect("rdma")
+    slab = owner.allocate(LARGE, name="large")
+    for number, pause in enumerate((0.0, 0.005, 0.02, 0.05)):
+        draft = slab.reserve()
+        draft.write(bytes([number]) * 8)
+        seen: list[farpool.Slab] = []
+
+        def open_it(seen: list[farpool.Slab] = seen) -> None:
+            seen.append(other.open("large", mode="r"))
+
+        opening = threading.Thread(target=open_it)
+        opening.start()
+        time.sleep(pause)
+        draft.commit()
+        opening.join()
+        assert seen[0].read(8) == bytes([number]) * 8
+        seen[0].close()

@@ -162,8 +162,6 @@ class RdmaServer:
     def prepare(self, slab: ServedSlab, session: ServedSession, mode: Mode) -> Awaitable[None] | None:
         """Register a large slab in a thread, if it is not: the kernel takes its time to pin the pages."""
         assert self._context is not None
-        if self._keys.opens(slab, session.tenant, mode):
-            return None
         domain, access = self._domain(session.tenant), self._access(slab, mode)
         return self._keys.prepare(slab, session.tenant, mode, domain, access, self._context.in_thread)
 
@@ -179,7 +177,7 @@ class RdmaServer:
 
     def revoke(self, slab: ServedSlab) -> None:
         """Deregister the slab: the device refuses its keys when this returns."""
-        self._keys.revoke(slab.id)
+        self._keys.revoke(slab)
 
     def end_session(self, session_id: int) -> None:
         """Destroy the session's queue pairs."""
