@@ -61,7 +61,7 @@ def test_a_word_that_differs_already_is_returned_at_once(slab: AnySlab) -> None:
 def test_in_vain_it_ends_at_the_deadline(slab: AnySlab) -> None:
     slab.store(16, 7)
     # A busy machine's server may answer too late to say that nothing has changed.
-    with pytest.raises(farpool.DeadlineExceeded, match="offset 16|not answered wait in time"):
+    with pytest.raises(farpool.DeadlineExceeded, match=r"offset 16|not answered wait in time"):
         slab.wait(16, 7, 1.0)
 
 
