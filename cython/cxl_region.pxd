@@ -39,6 +39,7 @@ cdef class CxlRegion:
     cdef void publish(self, uint8_t *at, Py_ssize_t nbytes) noexcept nogil
     cdef void load_bytes(self, uint8_t *target, const uint8_t *source, Py_ssize_t nbytes) noexcept nogil
     cdef void store_bytes(self, uint8_t *target, const uint8_t *source, Py_ssize_t nbytes) noexcept nogil
+    cdef void store_pieces(self, uint8_t *target, const uint8_t *source, Py_ssize_t nbytes) noexcept nogil
     cdef int copy_out(self, uint8_t *target, const uint8_t *source, Py_ssize_t nbytes) except -1
     cdef int copy_in(self, uint8_t *target, const uint8_t *source, Py_ssize_t nbytes) except -1
     cdef void wake(self, Py_ssize_t start, Py_ssize_t nbytes) noexcept nogil

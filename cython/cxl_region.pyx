@@ -1,8 +1,8 @@
 """A slab in memory that this process maps: the client's own loads and stores are the transport.
 
 Two words are read before and after each access: the slab's generation, so that bytes of a freed slab are never
-presented as good, and the session's, so that one that has ended stores no more to what others have, whether it has
-heard of its end or not.
+presented as good, and the session's, so that one that has ended begins no store to what others have, whether it has
+heard of its end or not. A long write looks at them again between its pieces.
 The GIL is released around work on ``LARGE_COPY`` bytes and more, and nowhere else.
 
 Where the memory is shared with hosts whose caches are not coherent with ours, every read drops the cache lines it is
@@ -62,6 +62,7 @@ cdef enum:
     FIRST_PAUSE_NS = 20000      # of a waiter between two looks; twice as long each time
     LONGEST_PAUSE_NS = 1000000
     SIGNALS_NS = 50000000       # how long Ctrl-C may wait
+    PIECE = LARGE_COPY          # most bytes that are stored after one look at the words; a power of two
 
 cdef str COHERENT = "hardware"
 cdef str INCOHERENT = "software"
@@ -212,9 +213,28 @@ cdef class CxlRegion:
             return 0
         self.busy += 1
         with nogil:
-            self.store_bytes(target, source, nbytes)
+            self.store_pieces(target, source, nbytes)
         self.busy -= 1
         return 0
+
+    cdef void store_pieces(self, uint8_t *target, const uint8_t *source, Py_ssize_t nbytes) noexcept nogil:
+        """Store a long range piece by piece, as long as it is ours: who is stopped in it stores no more than one.
+
+        The caller has looked before, and looks after it. Pieces share no line: each begins where its address is a
+        multiple of ``PIECE``.
+        """
+        cdef Py_ssize_t size, done = 0, shift = target - source
+        cdef bint upwards = shift <= 0 or shift >= nbytes   # else the source is of the slab too, and overlaps
+        while True:
+            if upwards:
+                size = min(PIECE - (<Py_ssize_t> (target + done) & (PIECE - 1)), nbytes - done)
+                self.store_bytes(target + done, source + done, size)
+            else:
+                size = min((<Py_ssize_t> (target + nbytes - done - 1) & (PIECE - 1)) + 1, nbytes - done)
+                self.store_bytes(target + nbytes - done - size, source + nbytes - done - size, size)
+            done += size
+            if done == nbytes or not self.is_current():
+                return
 
     cdef inline void wake(self, Py_ssize_t start, Py_ssize_t nbytes) noexcept nogil:
         """Wake those who wait for a word that was just stored to."""

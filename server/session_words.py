@@ -1,7 +1,8 @@
 """One word a session in memory that its client maps read-only: the session's number while it lives, 0 from then on.
 
 A client looks at its word beside the slab's generation: that tells a process which was stopped for too long, before it
-has heard anything, that what it shares with others is not its own to write any more. Numbers of sessions are never used
+has heard anything, that what it shares with others is not its own to write any more. What was past that look as it was
+stopped still lands: 128 KiB at most of a write. Views and arrays do not look. Numbers of sessions are never used
 twice in an arena, so that a word that is another session's by now tells the same.
 """
 

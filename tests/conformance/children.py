@@ -182,6 +182,20 @@ def store_all_over(pool: farpool.Pool, name: str) -> None:
     print(outcome, flush=True)
 
 
+def write_all_over(pool: farpool.Pool, name: str) -> None:
+    """Overwrite a slab that is shared in one write after the other, each with a byte of its own, and be stopped."""
+    slab = pool.open(name)
+    blocks = [bytes([value]) * slab.nbytes for value in (0xEE, 0xEF)]
+    print("ready", flush=True)
+    outcome = "done"
+    while outcome == "done":
+        for block in blocks:
+            outcome = outcome_of(partial(slab.write, block))
+            if outcome != "done":
+                break
+    print(outcome, flush=True)
+
+
 def own_and_share(pool: farpool.Pool, owned: str, shared: str) -> None:
     """Have one slab alone and share another, be stopped until the session has ended, and store to both."""
     alone, with_others = pool.open(owned, exclusive=True), pool.open(shared)
@@ -213,7 +227,7 @@ def main(task: str, url: str, transport: str, *arguments: str) -> None:
         function.__name__: function
         for function in (
             *(count, fork, hold_the_interpreter, interrupt_reads, interrupt_waiting),
-            *(overwrite, own_and_share, reserve_and_wait, store_all_over),
+            *(overwrite, own_and_share, reserve_and_wait, store_all_over, write_all_over),
         )
     }
     signal.signal(signal.SIGALRM, signal.default_int_handler)

@@ -29,6 +29,9 @@ OURS = b"\x11" * NBYTES
 SHARED_BYTES = 4096
 LATE = 0xEEEE
 LINE_BYTES = 64
+LARGE_BYTES = 16 << 20
+PIECE_BYTES = 128 << 10
+"""Most bytes of a write that go on after its session's end, as docs/cxl.md says."""
 
 
 @pytest.fixture
@@ -122,6 +125,40 @@ def test_what_others_share_is_not_stored_to_by_who_was_away(
         assert len(late) <= 1, late  # a store that was past its check as the child was stopped
         shared.free()
         ends_well(child)
+
+
+def test_a_large_write_that_was_stopped_in_its_middle_does_not_go_on(
+    impatient: EmbeddedServer, transport: str, start_child: StartChild
+) -> None:
+    """What is under way as the child is stopped may land, and no more of the write."""
+    with farpool.connect(impatient.url, transport=transport, timeout=WITHIN) as pool:
+        shared = pool.allocate(LARGE_BYTES, name="shared", lease="persistent")
+        child = start_child("write_all_over", impatient.url, transport, "shared")
+        assert line_of(child) == ["ready"]
+        wait_for(lambda: shared.load(LARGE_BYTES - 8) != 0, "the child writes")
+        stop_in_a_write(child, shared, certain=transport == "cxl")
+        wait_for(lambda: pool.stat().sessions == 1, "the child's session has ended")
+        ours = b"\x11" * LARGE_BYTES
+        shared.write(ours)
+        child.send_signal(signal.SIGCONT)
+        assert line_of(child) == ["StaleSlab"]
+        found = shared.read(LARGE_BYTES)
+        kept = len(found) - len(found.lstrip(b"\x11")) + len(found) - len(found.rstrip(b"\x11"))
+        assert found == ours or LARGE_BYTES - kept <= PIECE_BYTES, f"{LARGE_BYTES - kept} bytes were stored to"
+        shared.free()
+        ends_well(child)
+
+
+def stop_in_a_write(child: subprocess.Popen[str], slab: farpool.Slab, *, certain: bool) -> None:
+    """Stop a child that overwrites all of *slab* in the middle of that; elsewhere a write may finish without it."""
+    for _ in range(100):
+        stop(child)
+        if 0.25 < slab.read(slab.nbytes).count(b"\xee") / slab.nbytes < 0.75:
+            return
+        child.send_signal(signal.SIGCONT)
+        time.sleep(0.001)
+    stop(child)
+    assert not certain, "the child was never stopped in the middle of a write"
 
 
 def test_who_has_a_slab_alone_has_it_where_a_stopped_holder_cannot_reach(

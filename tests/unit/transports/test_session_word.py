@@ -14,6 +14,9 @@ from farpool.native.mapping import Mapping
 from farpool.protocol.errors import StaleSlab, TransportUnavailable
 
 NBYTES = 8192
+LARGE_BYTES = 1 << 20
+PIECE_BYTES = 128 << 10
+"""Most bytes that a call stores after one look at the words."""
 GENERATION, SESSION = 7, 5
 SESSION_WORD = 1024
 THEIRS = bytes(range(256)) * (NBYTES // 256)
@@ -44,8 +47,8 @@ class Memory:
         self._coherence = coherence
         self._bytes = self._file(NBYTES)
         os.pwrite(self._bytes, THEIRS, 0)
-        self._words = self._file(4096)
-        self.words = Mapping(self._words, 4096, writable=True)
+        self._words = self._file(LARGE_BYTES)
+        self.words = Mapping(self._words, LARGE_BYTES, writable=True)
         self.words.store(0, GENERATION)
         self.words.store(SESSION_WORD, SESSION)
 
@@ -64,7 +67,7 @@ class Memory:
 
     def over_the_words(self) -> CxlRegion:
         """Return the region of a slab that has the very words in it, as none of a server has."""
-        return self._region(Mapping(self._words, 4096, writable=True), SESSION_WORD, SESSION)
+        return self._region(Mapping(self._words, LARGE_BYTES, writable=True), SESSION_WORD, SESSION)
 
     def _region(self, mapping: Mapping, session_word: int, session: int) -> CxlRegion:
         slab = (mapping, mapping.nbytes, self.words, 0, GENERATION, True, True, "s", None)
@@ -112,6 +115,38 @@ def test_a_batch_is_not_gone_on_with(memory: Memory) -> None:
         region.writev([(SESSION_WORD, bytes(8)), (2048, b"too late")])
     assert caught.value.details["begun"]
     assert memory.words.load(2048) == 0
+
+
+@pytest.mark.parametrize("call", ["write", "writev"])
+def test_a_large_write_is_not_gone_on_with(memory: Memory, call: str) -> None:
+    """Here its first piece ends the session, which whoever is stopped in its middle finds as well."""
+    region = memory.over_the_words()
+    late = bytes(8) + b"\xee" * (LARGE_BYTES - SESSION_WORD - 8)
+    calls: dict[str, Callable[[], object]] = {
+        "write": lambda: region.write(late, SESSION_WORD),
+        "writev": lambda: region.writev([(SESSION_WORD, late), (8, b"too late")]),
+    }
+    with pytest.raises(StaleSlab) as caught:
+        calls[call]()
+    assert caught.value.details["begun"]
+    with memoryview(memory.words) as words:
+        assert 0 < bytes(words).count(b"\xee") <= PIECE_BYTES
+        assert bytes(words[8:16]) == bytes(8)
+
+
+@pytest.mark.parametrize("shift", [0, 1, 64, 4097, PIECE_BYTES, PIECE_BYTES + 8, 5 * PIECE_BYTES + 3])
+@pytest.mark.parametrize("direction", ["up", "down"])
+def test_a_large_write_of_the_slabs_own_bytes_moves_them(memory: Memory, shift: int, direction: str) -> None:
+    region = memory.over_the_words()
+    at = 2048
+    length = LARGE_BYTES - at - 5 * PIECE_BYTES - 3
+    before = os.urandom(LARGE_BYTES - at)
+    region.write(before, at)
+    region.flush()
+    source, target = (at, at + shift) if direction == "up" else (at + shift, at)
+    with region.view(source, length) as view:
+        region.write(view, target)
+    assert region.read(length, target) == before[source - at : source - at + length]
 
 
 def test_where_the_server_has_no_such_word_the_generation_counts_alone(memory: Memory) -> None:
