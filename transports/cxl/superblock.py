@@ -28,7 +28,8 @@ __all__ = [
 ]
 
 MAGIC: Final = b"farpool\x1a"
-VERSION: Final = 1
+VERSION: Final = 2
+"""Of the layout: what comes after the superblock, too. The words of sessions came with 2."""
 PAGE_BYTES: Final = 4096
 """The superblock has a page for itself; the generation words come after it, and then the words of sessions."""
 WORD_BYTES: Final = 8
@@ -72,8 +73,16 @@ class Superblock:
             raise ProtocolError("it holds something else than an arena of farpool")
         if (zlib.crc32(page[: _FIELDS.size]),) != _SUM.unpack_from(page, _FIELDS.size):
             raise ProtocolError("its superblock is damaged (the checksum is wrong)")
-        if version != VERSION:
-            raise ProtocolError(f"its superblock has version {version}, this farpool knows {VERSION}")
+        if version < VERSION:
+            raise ProtocolError(
+                f"it was formatted by an earlier version of farpool (its layout is {version}, this one's {VERSION}), and "
+                "its slabs cannot be carried over: serve it with that version to read them, or begin anew"
+            )
+        if version > VERSION:
+            raise ProtocolError(
+                f"it was formatted by a later version of farpool (its layout is {version}, this one's {VERSION}); "
+                "install the release that the pool's server has"
+            )
         return cls(arena, nbytes, align, words, bool(claimed), incarnation)
 
     def begun(self) -> Superblock:

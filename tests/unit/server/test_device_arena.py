@@ -7,12 +7,14 @@ import json
 import os
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import farpool
+from farpool.cli.main import main
 from farpool.protocol.errors import PoolFull, SlabNotFound
 from farpool.server.catalog import SlabRow
 from farpool.server.device_arena import DeviceArena
@@ -20,6 +22,8 @@ from farpool.server.settings import ConfigurationError
 from farpool.transports.cxl.superblock import PAGE_BYTES, Superblock
 
 UNIT = 2 << 20
+FIELDS_BYTES = 72
+"""Of a superblock, before its checksum."""
 HOLD_AND_SAY = """
 import sys, farpool
 pool = farpool.connect(sys.argv[1], transport="cxl")
@@ -106,7 +110,43 @@ def test_a_damaged_superblock_is_refused(opened: Open, device: Path, at: int) ->
     assert "damaged" in refusal(opened)
 
 
-def test_a_newer_superblock_is_refused() -> None:
+def test_the_layout_of_an_earlier_version_is_refused_until_it_is_formatted(
+    opened: Open, device: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its extents begin where words of sessions are now, so that nothing of it can be kept."""
+    first = opened()
+    first.close()
+    set_version(device, 1)
+    before = device.read_bytes()
+    message = refusal(opened)
+    assert "formatted by an earlier version of farpool" in message
+    assert "its slabs cannot be carried over" in message
+    assert f"run: farpool format --yes {device}" in message
+    assert device.read_bytes() == before
+    assert main(["format", str(device)]) != 0
+    assert "earlier version" in capsys.readouterr().err
+    assert main(["format", "--yes", str(device)]) == 0
+    second = opened()
+    assert second.device.arena != first.device.arena
+    assert not Path(first.control_path).exists()
+
+
+def test_the_layout_of_a_later_version_is_refused(opened: Open, device: Path) -> None:
+    opened().close()
+    set_version(device, 200)
+    assert "formatted by a later version of farpool" in refusal(opened)
+
+
+def set_version(device: Path, version: int) -> None:
+    """Write another version into a superblock, with a checksum that is right."""
+    with device.open("r+b") as file:
+        fields = bytearray(file.read(FIELDS_BYTES))
+        fields[8:12] = version.to_bytes(4, "little")
+        file.seek(0)
+        file.write(fields + zlib.crc32(fields).to_bytes(4, "little"))
+
+
+def test_what_is_no_superblock_is_refused() -> None:
     with pytest.raises(farpool.FarpoolError, match="something else"):
         Superblock.decode(b"x" * PAGE_BYTES)
     assert Superblock.decode(bytes(PAGE_BYTES)) is None
