@@ -237,6 +237,12 @@ class Catalog:
         self._blocks[counter] = (number + 1, end)
         return number
 
+    def skip_past(self, counter: str, number: int) -> None:
+        """Let :meth:`next_number` return none up to *number*; raise ``PoolFull`` if there is no room to note that."""
+        if (self._blocks.get(counter, (0, 0))[0] or self.meta_int(counter, 1)) <= number:
+            self.set_meta(counter, number + 1)
+            self._blocks.pop(counter, None)
+
     def meta_int(self, key: str, default: int) -> int:
         """Return a number of the table meta."""
         row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()

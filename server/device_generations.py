@@ -13,6 +13,7 @@ from typing import Final
 from farpool.native import cache_lines
 from farpool.native.mapping import Mapping as MemoryMapping
 from farpool.protocol.errors import PoolFull
+from farpool.server.generations import largest_number
 from farpool.server.session_words import SessionWords
 from farpool.transports.cxl.superblock import PAGE_BYTES, SESSION_WORDS, WORD_BYTES
 
@@ -36,6 +37,13 @@ class DeviceGenerations:
         self._sessions_offset = self.nbytes
         self.sessions = SessionWords(header, self._sessions_offset, SESSION_WORDS, publish=self._publish)
         self._free = list(range(FIRST_SLOT, FIRST_SLOT + words))
+
+    def largest(self) -> tuple[int, int]:
+        """Return the largest generation and the largest number of a session that words hold."""
+        end = self._sessions_offset + SESSION_WORDS * WORD_BYTES
+        with memoryview(self._header) as view, view[:end].cast("Q") as words:
+            first = self._sessions_offset // WORD_BYTES
+            return largest_number(words[FIRST_SLOT:first]), largest_number(words[first:])
 
     def restore(self, live: Mapping[int, int]) -> None:
         """Make every word what *live* (slot to generation) says, and any other zero."""

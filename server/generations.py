@@ -10,14 +10,14 @@ import contextlib
 import errno
 import heapq
 import os
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from typing import Final, Protocol
 
 from farpool.native.mapping import Mapping as MemoryMapping
 from farpool.protocol.errors import PoolFull
 from farpool.server.session_words import SessionWords
 
-__all__ = ["SLOTS", "GenerationFile", "Generations"]
+__all__ = ["NUMBERS_END", "SLOTS", "GenerationFile", "Generations", "largest_number"]
 
 SLOTS: Final = 1 << 20
 """Most slabs that one arena holds at a time."""
@@ -27,6 +27,15 @@ STEP_BYTES: Final = 64 << 10
 """The file is sparse; this much of it is backed with pages at a time, before a word in it is touched."""
 SESSIONS_STEP_BYTES: Final = 16 << 10
 """So it is where sessions have their words: more than the sessions that a server has by default."""
+
+
+NUMBERS_END: Final = 1 << 62
+"""No number that a server has given is so large."""
+
+
+def largest_number(words: Iterable[int]) -> int:
+    """Return the largest of *words* that a server may have written, 0 without any."""
+    return max((word for word in words if word < NUMBERS_END), default=0)
 
 
 class Generations(Protocol):
@@ -40,6 +49,13 @@ class Generations(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes of the file that hold words."""
+        ...
+
+    def largest(self) -> tuple[int, int]:
+        """Return the largest generation and the largest number of a session that words hold, 0 where there is none.
+
+        What is ``NUMBERS_END`` or more is neither: a device's memory may have held anything before.
+        """
         ...
 
     def restore(self, live: Mapping[int, int]) -> None:
@@ -107,6 +123,12 @@ class GenerationFile:
         self._sessions_backed = self._sessions_offset
         self._fresh = 0
         self._free: list[int] = []
+
+    def largest(self) -> tuple[int, int]:
+        """Return the largest generation and the largest number of a session that words hold."""
+        parts = self._stored(0, self.watched_offset), self._stored(self._sessions_offset, self.nbytes)
+        generation, number = (largest_number(word for _, word in part) for part in parts)
+        return generation, number
 
     def restore(self, live: Mapping[int, int]) -> None:
         """Make every word what *live* (slot to generation) says, and any other zero."""

@@ -54,6 +54,10 @@ def reconcile(
     files = arena.slabs()
     live, reclaiming, dropped = _sort_rows(catalog, arena, holders, files, known)
     orphans = _remove_unknown(arena, live, reclaiming)
+    # Before any word goes: an older copy of the catalog, as a power loss leaves it, does not know all that were given.
+    generation, number = generations.largest()
+    catalog.skip_past("next_generation", generation)
+    catalog.skip_past("next_session", number)
     generations.restore({row.slot: row.generation for row in live})
     words = generations.restore_sessions(known.keys())
     for session in known.values():

@@ -127,6 +127,37 @@ def test_words_of_nobody_are_zeroed(parts: Parts) -> None:
     assert [parts.generations.load(slot) for slot in range(4)] == [0, 0, 12, 0]
 
 
+def test_no_number_is_given_again_though_the_catalog_is_an_older_copy(parts: Parts) -> None:
+    """As a power loss or a restored state directory leaves it: the words know what was given since."""
+    parts.generations.restore({})
+    for generation in (7000, 5000):
+        parts.generations.store(parts.generations.take_slot(), generation)
+    parts.generations.restore_sessions(set())
+    for number in (3000, 6000, 4000):
+        parts.generations.sessions.begin(number)
+    parts.generations.watch(0, (1 << 64) - 1)  # this is neither
+    parts.start()
+    assert parts.catalog.next_number("next_generation") == 7001
+    assert parts.catalog.next_number("next_session") == 6001
+
+
+def test_a_start_that_ends_early_has_noted_the_numbers_before_the_words_go(parts: Parts) -> None:
+    parts.generations.restore({})
+    parts.generations.store(parts.generations.take_slot(), 7000)
+    parts.start()
+    assert parts.generations.load(0) == 0
+    assert parts.start() == Restored(slabs=0, sessions=0, reclaiming=0, dropped=0, orphans=0)
+    assert parts.catalog.meta_int("next_generation", 1) == 7001
+
+
+def test_numbers_go_on_where_the_catalog_knows_more(parts: Parts) -> None:
+    parts.catalog.set_meta("next_session", 9000)
+    parts.generations.restore_sessions(set())
+    parts.generations.sessions.begin(3000)
+    parts.start()
+    assert parts.catalog.next_number("next_session") == 9000
+
+
 def test_session_slabs_wait_for_their_session(parts: Parts) -> None:
     for number, owner in ((1, 5), (2, 6)):
         parts.arena.create(number, 5000)

@@ -98,6 +98,17 @@ def test_a_restart_keeps_the_words_of_those_who_may_come_back(restart: Restart) 
     assert fresh[2] not in offsets.values()
 
 
+def test_the_largest_numbers_are_found_and_nothing_that_was_never_one(restart: Restart) -> None:
+    words = begin(restart)
+    assert words.largest() == (0, 0)
+    slots = [words.take_slot() for _ in range(3)]
+    for slot, generation in zip(slots, (20, 40, 1 << 63), strict=True):
+        words.store(slot, generation)
+    for number in (30, 10, (1 << 64) - 1):
+        words.sessions.begin(number)
+    assert words.largest() == (40, 30)
+
+
 def test_a_session_has_one_word_whatever_the_memory_held(restart: Restart) -> None:
     words = begin(restart)
     offset = words.sessions.begin(5)
