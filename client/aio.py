@@ -25,7 +25,7 @@ from farpool.client.encryption import Tls
 from farpool.client.opening import Closing, Opening
 from farpool.client.pool import DEFAULT_TIMEOUT, PoolHandle, open_session
 from farpool.client.session import Session
-from farpool.client.signatures import Batch, CompareSwap, FetchAdd, Load, Read, Store, Transfer
+from farpool.client.signatures import Batch, CompareSwap, FetchAdd, Gather, Load, Read, Scatter, Store, Transfer
 from farpool.client.slab import DATA_METHODS, SlabHandle, keep_error
 from farpool.client.transports import AUTO, Selection
 from farpool.client.versions import BriefRegion, Versions
@@ -281,6 +281,8 @@ class Slab(SlabHandle):
     write: Transfer[Coroutine[Any, Any, int]]
     readv: Batch[Coroutine[Any, Any, int]]
     writev: Batch[Coroutine[Any, Any, int]]
+    gather: Gather[Coroutine[Any, Any, int]]
+    scatter: Scatter[Coroutine[Any, Any, int]]
     load: Load[Coroutine[Any, Any, int]]
     store: Store[Coroutine[Any, Any, None]]
     fetch_add: FetchAdd[Coroutine[Any, Any, int]]
@@ -296,6 +298,8 @@ class Slab(SlabHandle):
         self.write = twin.write
         self.readv = twin.readv
         self.writev = twin.writev
+        self.gather = twin.gather
+        self.scatter = twin.scatter
         self.load = twin.load
         self.store = twin.store
         self.fetch_add = twin.fetch_add

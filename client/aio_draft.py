@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from farpool.client.attachment import Attachment
 from farpool.client.draft import DraftHandle
 from farpool.client.opening import Closing, Opening
-from farpool.client.signatures import Batch, CompareSwap, FetchAdd, Load, Read, Store, Transfer
+from farpool.client.signatures import Batch, CompareSwap, FetchAdd, Gather, Load, Read, Scatter, Store, Transfer
 from farpool.client.slab import DATA_METHODS, keep_error
 from farpool.client.tally import Tally
+from farpool.native.equal_parts import list_parts
 from farpool.protocol.messages import SlabInfo
 from farpool.transports.contract import AwaitableRegion
+from farpool.transports.gathering import awaitable_gathering_of
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -49,6 +51,8 @@ class Draft(DraftHandle):
     write: Transfer[Coroutine[Any, Any, int]]
     readv: Batch[Coroutine[Any, Any, int]]
     writev: Batch[Coroutine[Any, Any, int]]
+    gather: Gather[Coroutine[Any, Any, int]]
+    scatter: Scatter[Coroutine[Any, Any, int]]
     load: Load[Coroutine[Any, Any, int]]
     store: Store[Coroutine[Any, Any, None]]
     fetch_add: FetchAdd[Coroutine[Any, Any, int]]
@@ -59,13 +63,17 @@ class Draft(DraftHandle):
     def __init__(self, pool: Pool, attachment: Attachment, base: SlabInfo, *, checksum: bool) -> None:
         super().__init__(pool, attachment, base, checksum=checksum)
         twin = pool.awaitable(attachment)
-        writer = twin if self.tally is None else AwaitableTallied(twin, self.tally)
+        gathering = awaitable_gathering_of(twin, attachment.info.nbytes, attachment.ticket.label)
+        tallied = None if self.tally is None else AwaitableTallied(twin, self.tally, attachment)
+        writer = tallied or twin
         self.read_into = twin.read_into
         self.read = twin.read
         self.readv = twin.readv
+        self.gather = gathering.gather
         self.load = twin.load
         self.write = writer.write
         self.writev = writer.writev
+        self.scatter = (tallied or gathering).scatter
         self.store = writer.store
         self.fetch_add = writer.fetch_add
         self.compare_swap = writer.compare_swap
@@ -107,9 +115,11 @@ class Reserving(Opening[Draft]):
 class AwaitableTallied:
     """A draft's awaitable region with its writes noted; what it does not have is the region's own."""
 
-    def __init__(self, twin: AwaitableRegion, tally: Tally) -> None:
+    def __init__(self, twin: AwaitableRegion, tally: Tally, attachment: Attachment) -> None:
         self._twin = twin
         self._tally = tally
+        self._nbytes = attachment.info.nbytes
+        self._label = attachment.ticket.label
 
     async def write(self, buffer: Buffer, offset: int = 0, timeout: float | None = None) -> int:
         """Copy *buffer* into the draft and return the bytes written."""
@@ -125,6 +135,15 @@ class AwaitableTallied:
             written = await self._twin.writev(listed, timeout)
             for offset, buffer in listed:
                 self._tally.write(buffer, offset)
+        return written
+
+    async def scatter(self, offsets: Buffer, nbytes: int, source: Buffer, timeout: float | None = None) -> int:
+        """Write *source* to the *nbytes* at each of *offsets*; return the bytes written."""
+        gathering = awaitable_gathering_of(self._twin, self._nbytes, self._label)
+        with self._tally.noting():
+            written = await gathering.scatter(offsets, nbytes, source, timeout)
+            for offset, part in list_parts(offsets, nbytes, source, self._nbytes, self._label, inward=False):
+                self._tally.write(part, offset)
         return written
 
     async def store(self, offset: int, value: int, timeout: float | None = None) -> None:

@@ -11,8 +11,10 @@ from farpool.client.attachment import Attachment
 from farpool.client.deadlines import deadline_after
 from farpool.client.verified import as_target, plan
 from farpool.client.versions import Versions, refuse_write
+from farpool.native.equal_parts import list_parts
 from farpool.protocol.errors import StaleSlab
-from farpool.transports.contract import AwaitableRegion
+from farpool.transports.contract import AwaitableGathering, AwaitableRegion
+from farpool.transports.gathering import awaitable_gathering_of
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -49,6 +51,9 @@ class AwaitableVersions:
         self._twin = self._pool.awaitable(attachment)
         self._plain = None if attachment.info.commits else self._twin
         """The twin, where nothing stands between it and the caller."""
+
+    def _gathering(self, twin: AwaitableRegion) -> AwaitableGathering:
+        return awaitable_gathering_of(twin, self._versions.info.nbytes, self._current.ticket.label)
 
     async def _follow(self, seen: Attachment, error: StaleSlab, deadline: float) -> None:
         self._versions.check(error)
@@ -134,6 +139,26 @@ class AwaitableVersions:
 
         return await self._run(error, read, timeout)
 
+    async def gather(self, offsets: Buffer, nbytes: int, out: Buffer, timeout: float | None = None) -> int:
+        """Fill *out* with the *nbytes* at each of *offsets*; return the bytes read."""
+        error = None
+        if self._plain is not None:
+            try:
+                return await self._gathering(self._plain).gather(offsets, nbytes, out, timeout)
+            except StaleSlab as stale:
+                error = stale
+
+        async def read(current: Attachment, twin: AwaitableRegion, seconds: float) -> int:
+            label = current.ticket.label
+            if current.checksums is None:
+                return await self._gathering(twin).gather(offsets, nbytes, out, seconds)
+            parts = list_parts(offsets, nbytes, out, current.info.nbytes, label, inward=True)
+            if not parts or not nbytes:
+                return await twin.readv([], seconds)
+            return await _read_verified(current, twin, parts, seconds)
+
+        return await self._run(error, read, timeout)
+
     async def load(self, offset: int, timeout: float | None = None) -> int:
         """Return the aligned unsigned 8-byte little-endian word at *offset*."""
         error = None
@@ -177,6 +202,12 @@ class AwaitableVersions:
         """Write many buffers in one batch and return the bytes written."""
         listed = list(parts)
         return await self._write(lambda twin, seconds: twin.writev(listed, seconds), timeout)
+
+    async def scatter(self, offsets: Buffer, nbytes: int, source: Buffer, timeout: float | None = None) -> int:
+        """Write *source* to the *nbytes* at each of *offsets*; return the bytes written."""
+        return await self._write(
+            lambda twin, seconds: self._gathering(twin).scatter(offsets, nbytes, source, seconds), timeout
+        )
 
     async def store(self, offset: int, value: int, timeout: float | None = None) -> None:
         """Set the aligned word at *offset*."""

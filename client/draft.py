@@ -8,11 +8,12 @@ from typing import Protocol, Self
 from farpool.client.attachment import Attachment
 from farpool.client.deadlines import deadline_after
 from farpool.client.freeing import free
-from farpool.client.signatures import Batch, CompareSwap, FetchAdd, Load, Read, Store, Transfer
+from farpool.client.signatures import Batch, CompareSwap, FetchAdd, Gather, Load, Read, Scatter, Store, Transfer
 from farpool.client.slab import DATA_METHODS, SlabHandle, keep_error
 from farpool.client.tally import TalliedRegion, Tally
 from farpool.protocol.errors import FarpoolError, InvalidArgument, RegionInUse
 from farpool.protocol.messages import DraftEnd, SlabInfo
+from farpool.transports.gathering import gathering_of
 
 __all__ = ["Draft", "DraftHandle"]
 
@@ -42,7 +43,7 @@ class DraftHandle(SlabHandle):
         self.committed = False
         self.tally = Tally(attachment.info.nbytes) if checksum else None
         if self.tally is not None:
-            self.view = TalliedRegion(attachment.region, self.tally).view
+            self.view = TalliedRegion(attachment, self.tally).view
 
     def withdraw(self) -> DraftEnd:
         """Let go of the draft's memory, and return what the server must know to commit it; ``RegionInUse``."""
@@ -88,6 +89,8 @@ class Draft(DraftHandle):
     write: Transfer[int]
     readv: Batch[int]
     writev: Batch[int]
+    gather: Gather[int]
+    scatter: Scatter[int]
     load: Load[int]
     store: Store[None]
     fetch_add: FetchAdd[int]
@@ -98,13 +101,17 @@ class Draft(DraftHandle):
     def __init__(self, pool: Committer, attachment: Attachment, base: SlabInfo, *, checksum: bool) -> None:
         super().__init__(pool, attachment, base, checksum=checksum)
         region = attachment.region
-        writer = region if self.tally is None else TalliedRegion(region, self.tally)
+        gathering = gathering_of(region, attachment.ticket.label)
+        tallied = None if self.tally is None else TalliedRegion(attachment, self.tally)
+        writer = tallied or region
         self.read_into = region.read_into
         self.read = region.read
         self.readv = region.readv
+        self.gather = gathering.gather
         self.load = region.load
         self.write = writer.write
         self.writev = writer.writev
+        self.scatter = (tallied or gathering).scatter
         self.store = writer.store
         self.fetch_add = writer.fetch_add
         self.compare_swap = writer.compare_swap

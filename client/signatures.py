@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["Batch", "CompareSwap", "FetchAdd", "Load", "Read", "Store", "Sync", "Transfer", "View"]
+__all__ = ["Batch", "CompareSwap", "FetchAdd", "Gather", "Load", "Read", "Scatter", "Store", "Sync", "Transfer", "View"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -34,6 +34,18 @@ class Batch(Protocol[T_co]):
     """``readv`` and ``writev``: move many buffers."""
 
     def __call__(self, parts: Iterable[tuple[int, Buffer]], timeout: float | None = None) -> T_co: ...
+
+
+class Gather(Protocol[T_co]):
+    """``gather``: read many parts of one size."""
+
+    def __call__(self, offsets: Buffer, nbytes: int, out: Buffer, timeout: float | None = None) -> T_co: ...
+
+
+class Scatter(Protocol[T_co]):
+    """``scatter``: write many parts of one size."""
+
+    def __call__(self, offsets: Buffer, nbytes: int, source: Buffer, timeout: float | None = None) -> T_co: ...
 
 
 class Load(Protocol[T_co]):

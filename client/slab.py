@@ -11,7 +11,19 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, SupportsIndex, 
 from farpool.client import freeing, grants
 from farpool.client.attachment import Attachment
 from farpool.client.deadlines import deadline_after
-from farpool.client.signatures import Batch, CompareSwap, FetchAdd, Load, Read, Store, Sync, Transfer, View
+from farpool.client.signatures import (
+    Batch,
+    CompareSwap,
+    FetchAdd,
+    Gather,
+    Load,
+    Read,
+    Scatter,
+    Store,
+    Sync,
+    Transfer,
+    View,
+)
 from farpool.client.versions import VersionedRegion, Versions
 from farpool.client.waiting import Waiter, notify
 from farpool.protocol.errors import InvalidArgument, OutOfBounds, RegionInUse
@@ -19,6 +31,7 @@ from farpool.protocol.grant_messages import GrantInfo
 from farpool.protocol.messages import SlabInfo
 from farpool.protocol.units import Lease, parse_size
 from farpool.transports.contract import Mode, Region
+from farpool.transports.gathering import gathering_of
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
@@ -34,6 +47,14 @@ DATA_METHODS = {
     "write": "``write(buffer, offset=0, timeout=None)``: copy *buffer* in; return the bytes written.",
     "readv": "``readv(parts, timeout=None)``: fill many ``(offset, buffer)`` in one batch; return the sum.",
     "writev": "``writev(parts, timeout=None)``: write many ``(offset, buffer)`` in one batch; return the sum",
+    "gather": (
+        "``gather(offsets, nbytes, out, timeout=None)``: fill *out* with the *nbytes* at each of *offsets*, an array "
+        "of 8-byte integers, one part after the other; return the sum."
+    ),
+    "scatter": (
+        "``scatter(offsets, nbytes, source, timeout=None)``: write *source* to the *nbytes* at each of *offsets*; "
+        "return the sum. Of parts that overlap, any may be the last."
+    ),
     "load": "``load(offset, timeout=None)``: return the aligned unsigned little-endian 8-byte word.",
     "store": "``store(offset, value, timeout=None)``: set the aligned word; readers see old or new, no mix.",
     "fetch_add": "``fetch_add(offset, value, timeout=None)``: add to the word, modulo 2**64; return the old one",
@@ -210,6 +231,8 @@ class Slab(SlabHandle):
     write: Transfer[int]
     readv: Batch[int]
     writev: Batch[int]
+    gather: Gather[int]
+    scatter: Scatter[int]
     load: Load[int]
     store: Store[None]
     fetch_add: FetchAdd[int]
@@ -225,6 +248,9 @@ class Slab(SlabHandle):
         self.write = region.write
         self.readv = region.readv
         self.writev = region.writev
+        gathering = gathering_of(region, attachment.ticket.label)
+        self.gather = gathering.gather
+        self.scatter = gathering.scatter
         self.load = region.load
         self.store = region.store
         self.fetch_add = region.fetch_add

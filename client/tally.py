@@ -7,8 +7,11 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from farpool.client.attachment import Attachment
+from farpool.native.equal_parts import list_parts
 from farpool.protocol.checksums import WORD, block_length, block_of, checksum, digest_of, pack_known
 from farpool.transports.contract import Region
+from farpool.transports.gathering import gathering_of
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -79,8 +82,9 @@ class Tally:
 class TalliedRegion:
     """A draft's region with its writes noted; what it does not have is the region's own."""
 
-    def __init__(self, region: Region, tally: Tally) -> None:
-        self._region = region
+    def __init__(self, attachment: Attachment, tally: Tally) -> None:
+        self._region: Region = attachment.region
+        self._label = attachment.ticket.label
         self._tally = tally
 
     def write(self, buffer: Buffer, offset: int = 0, timeout: float | None = None) -> int:
@@ -97,6 +101,15 @@ class TalliedRegion:
             written = self._region.writev(listed, timeout)
             for offset, buffer in listed:
                 self._tally.write(buffer, offset)
+        return written
+
+    def scatter(self, offsets: Buffer, nbytes: int, source: Buffer, timeout: float | None = None) -> int:
+        """Write *source* to the *nbytes* at each of *offsets*; return the bytes written."""
+        region, label = self._region, self._label
+        with self._tally.noting():
+            written = gathering_of(region, label).scatter(offsets, nbytes, source, timeout)
+            for offset, part in list_parts(offsets, nbytes, source, region.nbytes, label, inward=False):
+                self._tally.write(part, offset)
         return written
 
     def store(self, offset: int, value: int, timeout: float | None = None) -> None:

@@ -18,9 +18,11 @@ from farpool.client.attachment import Attachment, Attachments
 from farpool.client.deadlines import deadline_after, seconds_left
 from farpool.client.succession import Bond, ended
 from farpool.client.verified import as_target, plan, verify
+from farpool.native.equal_parts import list_parts
 from farpool.protocol.errors import DeadlineExceeded, InvalidArgument, ReadOnly, RegionInUse, StaleSlab
 from farpool.protocol.messages import SlabInfo
 from farpool.transports.contract import Mode
+from farpool.transports.gathering import gathering_of
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -231,6 +233,18 @@ class VersionedRegion:
 
         return self._run(read, timeout)
 
+    def gather(self, offsets: Buffer, nbytes: int, out: Buffer, timeout: float | None = None) -> int:
+        """Fill *out* with the *nbytes* at each of *offsets*; return the bytes read."""
+
+        def read(current: Attachment, seconds: float) -> int:
+            label = current.ticket.label
+            if current.checksums is None:
+                return gathering_of(current.region, label).gather(offsets, nbytes, out, seconds)
+            parts = list_parts(offsets, nbytes, out, current.info.nbytes, label, inward=True)
+            return _read_verified(current, parts if nbytes else [], seconds)
+
+        return self._run(read, timeout)
+
     def load(self, offset: int, timeout: float | None = None) -> int:
         """Return the aligned unsigned 8-byte little-endian word at *offset*."""
 
@@ -269,6 +283,14 @@ class VersionedRegion:
         """Write many buffers in one batch; return the bytes written."""
         listed = list(parts)
         return self._write(lambda current, seconds: current.region.writev(listed, seconds), timeout)
+
+    def scatter(self, offsets: Buffer, nbytes: int, source: Buffer, timeout: float | None = None) -> int:
+        """Write *source* to the *nbytes* at each of *offsets*; return the bytes written."""
+
+        def write(current: Attachment, seconds: float) -> int:
+            return gathering_of(current.region, current.ticket.label).scatter(offsets, nbytes, source, seconds)
+
+        return self._write(write, timeout)
 
     def store(self, offset: int, value: int, timeout: float | None = None) -> None:
         """Set the aligned word at *offset*."""

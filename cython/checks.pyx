@@ -63,7 +63,7 @@ cdef int get_target(object buffer, Py_buffer *view) except -1:
     except (BufferError, ValueError) as error:
         if is_contiguous(buffer):
             raise UnsuitableBuffer(
-                f"read_into needs a writable buffer, and this {type(buffer).__name__} is read-only ({error})"
+                f"a writable buffer is needed to read into, and this {type(buffer).__name__} is read-only ({error})"
             ) from None
         raise InvalidArgument(f"the buffer must be C-contiguous ({error})") from None
     except TypeError:

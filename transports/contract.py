@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from farpool.protocol.messages import Offer
 
 __all__ = [
+    "AwaitableGathering",
     "AwaitableRegion",
     "ClientContext",
     "ClientTransport",
     "Following",
+    "Gathering",
     "Mode",
     "Probe",
     "Region",
@@ -228,6 +230,35 @@ class Following(Protocol):
     """Called with the ``StaleSlab`` that an operation is about to raise, a write's unless a byte of it may have been
     stored (``details["begun"]``), and the seconds that the operation has left, None for the pool's: returns the region
     that does the whole operation instead, by that deadline, or raises."""
+
+
+class Gathering(Protocol):
+    """A region that moves many parts of one size without a Python object for each; one that cannot is asked for
+    ``readv`` and ``writev`` instead (:mod:`farpool.transports.gathering`).
+
+    *offsets* is a C-contiguous array of integers of 8 bytes; part i goes to or from the *nbytes* at ``i * nbytes`` of
+    the buffer, which has the bytes of all parts and no more. Every range is checked before a byte moves, and
+    ``OutOfBounds`` names the part (``details["part"]``).
+    """
+
+    def gather(self, offsets: Buffer, nbytes: int, out: Buffer, timeout: float | None = None) -> int:
+        """Fill *out* with the *nbytes* at each of *offsets*; return the bytes read."""
+        ...
+
+    def scatter(self, offsets: Buffer, nbytes: int, source: Buffer, timeout: float | None = None) -> int:
+        """Write *source* to the *nbytes* at each of *offsets*; return the bytes written."""
+        ...
+
+
+class AwaitableGathering(Protocol):
+    """The awaitable twin of such a region."""
+
+    async def gather(  # noqa: D102
+        self, offsets: Buffer, nbytes: int, out: Buffer, timeout: float | None = None
+    ) -> int: ...
+    async def scatter(  # noqa: D102
+        self, offsets: Buffer, nbytes: int, source: Buffer, timeout: float | None = None
+    ) -> int: ...
 
 
 class AwaitableRegion(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from array import array
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -106,8 +107,10 @@ async def test_batches_and_words(apool: farpool.aio.Pool, large: farpool.aio.Sla
     slab = await apool.allocate(MIB)
     await slab.write(b"\x66" * MIB)
     targets = [(place * 8192, bytearray(b"\xee" * 4096)) for place in range(100)]
+    offsets, whole = array("q", [offset for offset, _ in targets]), bytearray(b"\xee" * 409_600)
     operations: list[Any] = [
         lambda: slab.readv(targets),
+        lambda: slab.gather(offsets, 4096, whole),
         lambda: slab.load(0),
         lambda: slab.compare_swap(8, 0, 1),
         lambda: slab.read(100_000),
@@ -118,10 +121,10 @@ async def test_batches_and_words(apool: farpool.aio.Pool, large: farpool.aio.Sla
             task = asyncio.ensure_future(operation())
             await begin(task, turns)
             await cancel(task)
-            left = [bytes(target) for _, target in targets]
+            left = [*(bytes(target) for _, target in targets), bytes(whole)]
             assert await slab.load(MIB - 8) == 0x6666666666666666
             assert await slab.read(16, 8) == b"\x66" * 16
-            assert [bytes(target) for _, target in targets] == left
+            assert [*(bytes(target) for _, target in targets), bytes(whole)] == left
 
 
 async def test_storm(apool: farpool.aio.Pool) -> None:

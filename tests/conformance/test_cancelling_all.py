@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import random
 import time
+from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -69,6 +70,14 @@ class Bench:
     async def writev(self, place: int) -> None:
         await self.plain.writev([(place * STRIDE + at, bytes_of(place, 300)) for at in range(0, STRIDE - 300, 5000)])
 
+    async def gather(self, place: int) -> None:
+        target = bytearray(STRIDE)
+        await self.plain.gather(array("q", range(place * STRIDE, (place + 1) * STRIDE, 8)), 8, target)
+        assert target == bytes_of(place)
+
+    async def scatter(self, place: int) -> None:
+        await self.plain.scatter(array("q", range(place * STRIDE, (place + 1) * STRIDE, 10)), 10, bytes_of(place))
+
     async def words(self, place: int) -> None:
         assert await self.plain.fetch_add(PLACES * STRIDE, 0) == COUNTER
         assert await self.plain.load(PLACES * STRIDE) == COUNTER
@@ -96,7 +105,8 @@ class Bench:
         assert self.plain.id in [slab.id for slab in await self.pool.slabs()]
 
     def works(self) -> list[Callable[[int], Awaitable[None]]]:
-        data = [self.read, self.read_verified, self.readv, self.write, self.writev, self.words]
+        data = [self.read, self.read_verified, self.readv, self.write, self.writev]
+        data += [self.gather, self.scatter, self.words]
         return [*data, self.wait, self.allocate, self.reserve, self.open, self.look]
 
 

@@ -6,6 +6,7 @@ import gc
 import random
 import threading
 import time
+from array import array
 from typing import TYPE_CHECKING
 
 import pytest
@@ -242,8 +243,11 @@ def test_no_read_mixes_versions(server: EmbeddedServer, transport: str, nbytes: 
         writer.start()
         seen, buffers = 0, [bytearray(1) for _ in range(2000)]
         parts = [(index * nbytes // 2000, buffer) for index, buffer in enumerate(buffers)]
+        offsets, gathered = array("q", [offset for offset, _ in parts]), bytearray(2000)
         while not done.is_set():
-            for data in (reader.read(nbytes), b"".join(buffers) if reader.readv(parts) else b""):
+            reader.gather(offsets, 1, gathered)
+            reader.readv(parts)
+            for data in (bytes(gathered), b"".join(buffers), reader.read(nbytes)):
                 assert len(set(data)) == 1, "bytes of two versions in one read"
                 assert data[0] >= seen, "an older version after a newer one"
                 seen = data[0]

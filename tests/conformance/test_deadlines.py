@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -34,6 +35,7 @@ def reads(slab: AnySlab, target: bytearray, timeout: float | None) -> list[Calla
         lambda: slab.read(4, 0, timeout),
         lambda: slab.read_into(target, 0, timeout),
         lambda: slab.readv([(0, target), (8, bytearray(8))], timeout),
+        lambda: slab.gather(array("q", [0, 8]), len(target) // 2, target, timeout),
         lambda: slab.load(16, timeout),
     ]
 
@@ -42,6 +44,7 @@ def changes(slab: AnySlab, timeout: float | None) -> list[Callable[[], object]]:
     return [
         lambda: slab.write(b"late", 100, timeout),
         lambda: slab.writev([(104, b"late"), (108, b"late")], timeout),
+        lambda: slab.scatter(array("q", [112, 116]), 4, b"latelate", timeout),
         lambda: slab.store(24, 1, timeout),
         lambda: slab.fetch_add(32, 1, timeout),
         lambda: slab.compare_swap(40, 0, 1, timeout),

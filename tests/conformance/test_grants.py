@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -57,9 +58,11 @@ def calls(slab: AnySlab) -> list[Callable[[], object]]:
         lambda: slab.read(7),
         lambda: slab.read_into(bytearray(7)),
         lambda: slab.readv([(0, bytearray(7))]),
+        lambda: slab.gather(array("q", [0]), 7, bytearray(7)),
         lambda: slab.load(0),
         lambda: slab.write(b"late"),
         lambda: slab.writev([(0, b"late")]),
+        lambda: slab.scatter(array("q", [0]), 4, b"late"),
         lambda: slab.store(0, 1),
         lambda: slab.fetch_add(0, 1),
         lambda: slab.compare_swap(0, 0, 1),
@@ -89,7 +92,7 @@ def test_a_reader_reads(weights: AnySlab, reader: AnyPool) -> None:
         reader.open("weights")
     slab = reader.open("weights", mode="r")
     assert slab.read(7) == b"granted"
-    for call in calls(slab)[4:]:
+    for call in calls(slab)[5:]:
         with pytest.raises(farpool.ReadOnly):
             call()
     with suppress(farpool.NotMappable), slab.view() as view:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -29,6 +30,8 @@ def writes(slab: AnySlab) -> list[Callable[[], object]]:
         lambda: slab.write(bytes(4096)),
         lambda: slab.writev([(0, b"x"), (8, b"y")]),
         lambda: slab.writev([]),
+        lambda: slab.scatter(array("q", [0, 8]), 1, b"xy"),
+        lambda: slab.scatter(array("q"), 1, b""),
         lambda: slab.store(0, 1),
         lambda: slab.fetch_add(0, 1),
         lambda: slab.fetch_add(0, 0),
@@ -50,6 +53,9 @@ def test_reads_and_nothing_else(reader: AnySlab, other: AnyPool) -> None:
     assert reader.read_into(buffer) == 4
     assert reader.readv([(0, buffer), (4, bytearray(8))]) == 12
     assert buffer == reader.read(4) == b"data"
+    buffer = bytearray(4)
+    assert reader.gather(array("q", [0, 2]), 2, buffer) == 4
+    assert buffer == b"data"
     assert reader.load(0) == int.from_bytes(b"data", "little")
     reader.flush()
     reader.invalidate()

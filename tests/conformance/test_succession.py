@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -40,6 +41,7 @@ def reads(slab: AnySlab) -> list[Callable[[], object]]:
         lambda: slab.read(4),
         lambda: slab.read_into(bytearray(4)),
         lambda: slab.readv([(0, bytearray(4))]),
+        lambda: slab.gather(array("q", [0, 2]), 2, bytearray(4)),
         lambda: slab.load(0),
         lambda: slab.wait(0, 1, timeout=1),
     ]
@@ -49,6 +51,7 @@ def writes(slab: AnySlab) -> list[Callable[[], object]]:
     return [
         lambda: slab.write(b"late"),
         lambda: slab.writev([(0, b"late")]),
+        lambda: slab.scatter(array("q", [0, 2]), 2, b"late"),
         lambda: slab.store(0, 1),
         lambda: slab.fetch_add(0, 1),
         lambda: slab.compare_swap(0, 0, 1),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from array import array
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ CHANGES: dict[str, Callable[[farpool.Slab], object]] = {
     "write": lambda slab: slab.write(b"\1" + bytes(15), 8),
     "large write": lambda slab: slab.write(b"\1" * 4096),
     "writev": lambda slab: slab.writev([(64, b"beside"), (8, b"\1")]),
+    "scatter": lambda slab: slab.scatter(array("q", [64, 8]), 8, bytes(8) + b"\1" * 8),
     "high half": lambda slab: slab.store(8, 1 << 40),
 }
 

@@ -6,6 +6,7 @@ The classes say what is public, and not this file: a test there fails if one of 
 from __future__ import annotations
 
 import inspect
+from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -42,6 +43,7 @@ LOOP: Final = 0.25
 """Seconds that a call of ``farpool.aio`` may hold the event loop for, whatever its deadline."""
 
 NBYTES: Final = 4096
+OFFSETS: Final = array("q", [0, 64])
 CLASSES: Final = {
     "Pool": (farpool.Pool, farpool.aio.Pool),
     "Slab": (farpool.Slab, farpool.aio.Slab),
@@ -85,6 +87,8 @@ DATA: Final[Table] = {
     "readv": timed(lambda on, _: on.readv([(0, bytearray(64)), (64, bytearray(64))], timeout=TIMEOUT)),
     "write": timed(lambda on, _: on.write(b"x" * 64, timeout=TIMEOUT)),
     "writev": timed(lambda on, _: on.writev([(0, b"x"), (64, b"x")], timeout=TIMEOUT)),
+    "gather": timed(lambda on, _: on.gather(OFFSETS, 64, bytearray(128), timeout=TIMEOUT)),
+    "scatter": timed(lambda on, _: on.scatter(OFFSETS, 64, bytes(128), timeout=TIMEOUT)),
     "load": timed(lambda on, _: on.load(0, timeout=TIMEOUT)),
     "store": timed(lambda on, _: on.store(0, 1, timeout=TIMEOUT)),
     "fetch_add": timed(lambda on, _: on.fetch_add(0, 1, timeout=TIMEOUT)),

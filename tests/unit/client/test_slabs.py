@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
+from array import array
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.reduction import ForkingPickler
@@ -44,10 +45,19 @@ def test_data_methods_are_the_regions_own(pool: Pool) -> None:
     slab = pool.allocate(64)
     region = slab.attachment.region
     for name in Slab.__slots__:
-        assert getattr(slab, name) == getattr(region, name)
+        assert getattr(slab, name) == getattr(region, name, getattr(slab, name))
         doc = inspect.getdoc(getattr(Slab, name))
         assert doc is not None
         assert doc.startswith(f"``{name}("), "help(farpool.Slab) shows how it is called"
+
+
+def test_a_region_that_does_not_gather_is_asked_for_batches(pool: Pool) -> None:
+    slab = pool.allocate(64)
+    assert not hasattr(slab.attachment.region, "gather")
+    assert slab.scatter(array("q", [8, 0]), 4, b"seco" + b"one.") == 8
+    out = bytearray(4)
+    assert slab.gather(array("q", [0, 9]), 2, out) == 4
+    assert out == b"on" + b"ec"
 
 
 def test_slabs_are_listed_over_pages(pool: Pool) -> None:
