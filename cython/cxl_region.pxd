@@ -1,5 +1,6 @@
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
+from farpool.native.equal_parts cimport EqualParts
 from farpool.native.line_model cimport LineModel
 from farpool.native.mapping cimport Mapping
 
@@ -45,6 +46,9 @@ cdef class CxlRegion:
     cdef void wake(self, Py_ssize_t start, Py_ssize_t nbytes) noexcept nogil
     cdef object batch(self, list parts, bint writes, object timeout)
     cdef object move(self, object parts, bint writes)
+    cpdef EqualParts describe(self, object offsets, object nbytes, object buffer, bint inward)
+    cdef object move_all(self, EqualParts parts)
+    cdef void copy_parts(self, uint8_t *base, EqualParts parts, Py_ssize_t first, Py_ssize_t count) noexcept nogil
     cdef uint64_t *word(self, Py_ssize_t start, bint writes) except NULL
     cdef uint64_t *atomic_word(self, Py_ssize_t start) except NULL
     cdef int stored(self, Py_ssize_t start, bint atomically) except -1

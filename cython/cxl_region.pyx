@@ -39,6 +39,7 @@ from farpool.native.checks cimport (
     successor,
 )
 from farpool.native.clock cimport now_ns, to_ns
+from farpool.native.equal_parts cimport EqualParts, take_parts
 from farpool.native.fork cimport forks
 from farpool.native.libatomics cimport (
     acquire_fence,
@@ -349,6 +350,74 @@ cdef class CxlRegion:
                 PyBuffer_Release(&views[i])
             free(views)
             free(starts)
+
+    def gather(self, offsets, nbytes, out, timeout=None):
+        """Fill *out* with the *nbytes* at each of *offsets*; return the bytes read."""
+        check_timeout(timeout)
+        try:
+            return self.move_all(self.describe(offsets, nbytes, out, True))
+        except StaleSlab as error:
+            stale = error
+        return successor(self.follow, stale, timeout).gather(offsets, nbytes, out, timeout)
+
+    def scatter(self, offsets, nbytes, source, timeout=None):
+        """Write *source* to the *nbytes* at each of *offsets*; return the bytes written."""
+        check_timeout(timeout)
+        try:
+            return self.move_all(self.describe(offsets, nbytes, source, False))
+        except StaleSlab as error:
+            stale = error
+        return successor(self.follow, stale, timeout).scatter(offsets, nbytes, source, timeout)
+
+    cpdef EqualParts describe(self, offsets, nbytes, buffer, bint inward):
+        """Return parts of one size, all of which were found to be in reach, to be moved by ``move_parts``."""
+        cdef EqualParts parts
+        self.check(0, 0)
+        if not inward and not self.writable:
+            raise_read_only(self.label)
+        parts = take_parts(offsets, nbytes, buffer, inward)
+        parts.check(self.nbytes, self.label)
+        return parts
+
+    cdef object move_all(self, EqualParts parts):
+        self.move_parts(parts, 0, parts.count)
+        nbytes = parts.nbytes
+        parts.release()         # now: whoever holds an error holds no buffer
+        return nbytes
+
+    def move_parts(self, EqualParts parts not None, Py_ssize_t first, Py_ssize_t count):
+        """Read or write *count* parts from the number *first* on, or as many as there are."""
+        cdef uint8_t *base
+        count = min(count, parts.count - first)
+        self.check(0, 0)        # getting a buffer may run Python code, which may have closed us
+        self.busy += 1
+        base = self.base
+        if count * parts.part_nbytes < LARGE_COPY:
+            self.copy_parts(base, parts, first, count)
+        else:
+            with nogil:
+                self.copy_parts(base, parts, first, count)
+        self.busy -= 1
+        if parts.inward:
+            self.check_generation()
+        else:
+            self.check_written()
+
+    cdef void copy_parts(self, uint8_t *base, EqualParts parts, Py_ssize_t first, Py_ssize_t count) noexcept nogil:
+        cdef const uint64_t *offsets = parts.offsets + first
+        cdef uint8_t *data = parts.data + first * parts.part_nbytes
+        cdef Py_ssize_t i, nbytes = parts.part_nbytes
+        for i in range(count):
+            if parts.inward:
+                self.load_bytes(data + i * nbytes, base + offsets[i], nbytes)
+                continue
+            if not self.is_current():
+                return          # as in a batch: who was stopped in the middle stores no more of it
+            if nbytes <= PIECE:
+                self.store_bytes(base + offsets[i], data + i * nbytes, nbytes)
+            else:
+                self.store_pieces(base + offsets[i], data + i * nbytes, nbytes)
+            self.wake(<Py_ssize_t> offsets[i], nbytes)
 
     # Words ------------------------------------------------------------------------------------------
 

@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from farpool.native.checks import seconds_of
+from farpool.native.cxl_region import CxlRegion
+from farpool.native.equal_parts import EqualParts
 from farpool.protocol.errors import InvalidArgument, UnsuitableBuffer
-from farpool.transports.contract import Region
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -21,7 +23,7 @@ STEP_BYTES = 4 << 20
 class AwaitableCxlRegion:
     """Copies on the loop's own thread, which no other thread could do faster; large copies yield between steps."""
 
-    def __init__(self, region: Region) -> None:
+    def __init__(self, region: CxlRegion) -> None:
         self._region = region
 
     async def read_into(self, buffer: Buffer, offset: int = 0, timeout: float | None = None) -> int:
@@ -57,6 +59,24 @@ class AwaitableCxlRegion:
     async def writev(self, parts: Iterable[tuple[int, Buffer]], timeout: float | None = None) -> int:
         """Write many buffers in one batch."""
         return self._region.writev(parts, timeout)
+
+    async def gather(self, offsets: Buffer, nbytes: int, out: Buffer, timeout: float | None = None) -> int:
+        """Fill *out* with the *nbytes* at each of *offsets*; return the bytes read."""
+        seconds_of(timeout, 0.0)  # not needed, and still to be one
+        return await self._move(self._region.describe(offsets, nbytes, out, inward=True))
+
+    async def scatter(self, offsets: Buffer, nbytes: int, source: Buffer, timeout: float | None = None) -> int:
+        """Write *source* to the *nbytes* at each of *offsets*; return the bytes written."""
+        seconds_of(timeout, 0.0)  # not needed, and still to be one
+        return await self._move(self._region.describe(offsets, nbytes, source, inward=False))
+
+    async def _move(self, parts: EqualParts) -> int:
+        step = STEP_BYTES // max(parts.part_nbytes, 1) or 1
+        for first in range(0, parts.count, step):
+            self._region.move_parts(parts, first, step)
+            if first + step < parts.count:
+                await asyncio.sleep(0)
+        return parts.nbytes
 
     async def load(self, offset: int, timeout: float | None = None) -> int:
         """Return the aligned word at *offset*."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 from weakref import WeakSet
 
 from farpool.native.cxl_region import CxlRegion
@@ -188,7 +188,7 @@ class CxlClient:
 
     def awaitable(self, region: Region, ticket: Ticket) -> AwaitableRegion:
         """Return the twin of *region*, which copies in bounded steps."""
-        return AwaitableCxlRegion(region)
+        return AwaitableCxlRegion(cast("CxlRegion", region))
 
     def close(self) -> None:
         """Close the connection and the device. Regions that views keep open serve those views alone from now on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -119,6 +120,12 @@ def test_what_one_host_writes_another_reads(fabric: Fabric) -> None:
         a.writev([(5, data[:7]), (700, data)])
         buffer = bytearray(size)
         assert b.readv([(700, buffer)]) == size
+        assert buffer == data
+        half = (size + 1) // 2
+        offsets, data = array("q", [800 + half, 90]), os.urandom(2 * half)
+        a.scatter(offsets, half, data)
+        buffer = bytearray(2 * half)
+        assert b.gather(offsets, half, buffer) == 2 * half
         assert buffer == data
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -27,6 +28,8 @@ CALLS: dict[str, Callable[[CxlRegion], object]] = {
     "readv": lambda region: region.readv([(0, bytearray(8)), (64, bytearray(8))]),
     "write": lambda region: region.write(b"late"),
     "writev": lambda region: region.writev([(0, b"late"), (64, b"late")]),
+    "gather": lambda region: region.gather(array("q", [0, 64]), 8, bytearray(16)),
+    "scatter": lambda region: region.scatter(array("q", [0, 64]), 4, b"latelate"),
     "load": lambda region: region.load(8),
     "store": lambda region: region.store(8, 1),
     "fetch_add": lambda region: region.fetch_add(8, 1),
@@ -113,6 +116,14 @@ def test_a_batch_is_not_gone_on_with(memory: Memory) -> None:
     region = memory.over_the_words()
     with pytest.raises(StaleSlab) as caught:
         region.writev([(SESSION_WORD, bytes(8)), (2048, b"too late")])
+    assert caught.value.details["begun"]
+    assert memory.words.load(2048) == 0
+
+
+def test_nor_are_parts_of_one_size(memory: Memory) -> None:
+    region = memory.over_the_words()
+    with pytest.raises(StaleSlab) as caught:
+        region.scatter(array("q", [SESSION_WORD, 2048]), 8, bytes(8) + b"too late")
     assert caught.value.details["begun"]
     assert memory.words.load(2048) == 0
 
