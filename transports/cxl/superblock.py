@@ -75,8 +75,8 @@ class Superblock:
             raise ProtocolError("its superblock is damaged (the checksum is wrong)")
         if version < VERSION:
             raise ProtocolError(
-                f"it was formatted by an earlier version of farpool (its layout is {version}, this one's {VERSION}), and "
-                "its slabs cannot be carried over: serve it with that version to read them, or begin anew"
+                f"it was formatted by an earlier version of farpool (its layout is {version}, this one's {VERSION}), "
+                "and its slabs cannot be carried over: serve it with that version to read them, or begin anew"
             )
         if version > VERSION:
             raise ProtocolError(
