@@ -13,8 +13,9 @@ from tests.two_hosts.conftest import TRANSPORTS, WITHIN, Connect, Line
 import farpool
 
 TIMEOUT = 5.0
-STALL = 20.0
-"""Seconds that a guest with one processor may take longer, with all clients at work."""
+STALL = 70.0
+"""Seconds that a guest with one emulated processor may take longer, with all clients at work: 51 were seen once, over
+rdma on a busy host. A call that hangs takes for ever."""
 TURNS = 3
 """How often a client has written its slab, each time with the number of the turn, when host A is lost."""
 LOST = ("ServerLost", "DeadlineExceeded")
