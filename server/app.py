@@ -37,7 +37,7 @@ from farpool.server.memory_watch import MemoryWatch
 from farpool.server.notify import notify, notify_reloading
 from farpool.server.peers import ProcessWatch
 from farpool.server.reconcile import reconcile
-from farpool.server.service import PoolService
+from farpool.server.service import RESERVED_SESSIONS, PoolService
 from farpool.server.settings import ConfigurationError, ServerSettings, unknown_variables
 from farpool.server.takeover import Inherited, take_over
 from farpool.server.tenants import Tenants
@@ -148,7 +148,8 @@ class Server:
             life.quarantine.restore(row)
         epoch = catalog.meta_int("epoch", 0) + 1
         catalog.set_meta("epoch", epoch)
-        if not arena.keep_reserve():
+        kept = arena.keep_reserve()
+        if not (generations.keep_session_words(settings.max_sessions + RESERVED_SESSIONS) and kept):
             log.warning("arena is full", arena=arena.path)
         self._undo.callback(life.close_memory)
         self._undo.push_async_callback(planes.stop)

@@ -80,6 +80,10 @@ class DeviceGenerations:
         found = [(offset, word) for offset in offsets if (word := self._header.load(offset))]
         return self.sessions.restore(found, known)
 
+    def keep_session_words(self, count: int) -> bool:
+        """Return True: the header has the words of as many sessions as a device can have."""
+        return True
+
     def _publish(self, offset: int) -> None:
         if self._incoherent:
             cache_lines.flush_memory(self._header, offset, WORD_BYTES)

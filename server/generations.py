@@ -96,6 +96,10 @@ class Generations(Protocol):
         """Keep the words of the sessions *known*, and zero all others; return where those are that have one."""
         ...
 
+    def keep_session_words(self, count: int) -> bool:
+        """Have the memory for the words of *count* sessions from now on; return whether there was room for it."""
+        ...
+
     def close(self) -> None:
         """Let go of the words, which stay. May be called twice."""
         ...
@@ -177,9 +181,16 @@ class GenerationFile:
     def restore_sessions(self, known: Collection[int]) -> dict[int, int]:
         """Keep the words of the sessions *known*, and zero all others; return where those are that have one."""
         kept = self.sessions.restore(self._stored(self._sessions_offset, self.nbytes), known)
-        with contextlib.suppress(PoolFull):  # while the start has room to itself: sessions come when there is none
-            self._back_sessions(self._sessions_offset + WORD_BYTES)
+        self.keep_session_words(1)  # while the start has room to itself: sessions come when there is none
         return kept
+
+    def keep_session_words(self, count: int) -> bool:
+        """Have the memory for the words of *count* sessions from now on; return whether there was room for it."""
+        try:
+            self._back_sessions(self._sessions_offset + min(count, SLOTS) * WORD_BYTES)
+        except PoolFull:
+            return False
+        return True
 
     def close(self) -> None:
         """Unmap the words; the file stays. May be called twice."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
+from farpool.protocol.errors import FarpoolError
 from farpool.protocol.units import Lease
 from farpool.server.arena import Arena
 from farpool.server.catalog import Catalog, HolderRow, SessionRow, SlabRow
@@ -63,7 +64,7 @@ def reconcile(
     for session in known.values():
         restored = sessions.restore(session.id, session.tenant, session.secret_hash)
         restored.pid, restored.host = session.pid, session.host
-        restored.word = words.get(session.id) or generations.sessions.begin(session.id)
+        restored.word = words.get(session.id) or _begin_word(generations, session.id)
     for row in live:
         slab = _slab_of(row, arena, row.owner if row.owner in known else None)
         slab.exclusive = row.exclusive if row.exclusive in known else None
@@ -79,6 +80,15 @@ def reconcile(
         slabs.add_reclaiming(slab)
         _hold(slab, slabs, holders[row.id])
     return Restored(len(live), len(known), len(reclaiming), dropped, orphans)
+
+
+def _begin_word(generations: Generations, session_id: int) -> int:
+    """Give a session of the catalog a word that it lacks; without room for it return 0, and its slabs are kept."""
+    try:
+        return generations.sessions.begin(session_id)
+    except FarpoolError as error:
+        log.warning("session without a word: its client looks at slabs alone", session=session_id, reason=str(error))
+        return 0
 
 
 def _holders(

@@ -66,7 +66,7 @@ from farpool.server.tenants import Tenants
 from farpool.server.turns import Turns
 from farpool.server.waiting import Waiting
 
-__all__ = ["Limits", "PoolService"]
+__all__ = ["RESERVED_SESSIONS", "Limits", "PoolService"]
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("farpool.service")
 

@@ -79,8 +79,9 @@ class SessionWords:
         return offset
 
     def end(self, offset: int) -> None:
-        """End the session whose word is at *offset*: from now on no access of its client is good."""
-        assert offset >= self._start, "a session without a word"
+        """End the session whose word is at *offset*, if that is not 0: from now on no access of its client is good."""
+        if not offset:
+            return
         self._store(offset, 0)
         heapq.heappush(self._free, offset)
 

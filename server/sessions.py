@@ -157,7 +157,7 @@ class Session:
         self.watches = 0
         """Number of the watch over its deadline that counts; older ones are void."""
         self.word = 0
-        """Where its word is that clients look at; see :class:`farpool.server.session_words.SessionWords`."""
+        """Where its word is (:class:`farpool.server.session_words.SessionWords`), 0 where it has none."""
 
     @property
     def alive(self) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,14 @@ from tests.faults.conftest import TRANSPORTS, Serve
 import farpool
 from farpool.client.pool import Pool
 from farpool.client.slab import Slab
+from farpool.server.catalog import Catalog, SessionRow
+from farpool.server.directory_arena import DirectoryArena
+from farpool.server.generations import GenerationFile
+from farpool.server.live_settings import LiveSettings
+from farpool.server.reconcile import reconcile
+from farpool.server.sessions import SessionTable
+from farpool.server.settings import load_settings
+from farpool.server.slabs import SlabTable
 
 MIB = 1 << 20
 
@@ -100,6 +110,38 @@ def test_a_full_file_system_is_pool_full_and_no_sigbus(small: Path, serve: Serve
         slabs.pop().free()
         (small / "other").unlink()
         assert pool.allocate(400_000).read(8) == bytes(8)
+
+
+@pytest.mark.root
+def test_a_full_file_system_has_room_for_as_many_sessions_as_there_may_be(small: Path, serve: Serve) -> None:
+    """Who comes may be the operator who frees something. Opening so many takes too long: words have pages."""
+    server = serve(arena=small, capacity="64MiB", max_sessions=20_000)
+    fill_the_rest(small)
+    assert (small / ".farpool" / "generations").stat().st_blocks * 512 >= 20_000 * 8
+    with farpool.connect(server.url, transport="tcp") as pool:
+        pool.stat()
+
+
+@pytest.mark.root
+def test_a_start_on_a_full_file_system_goes_on_with_a_session_that_has_no_word(small: Path, folder: Path) -> None:
+    """As one of an earlier version has none; the catalog itself finds room in pages that it has."""
+    with ExitStack() as undo:
+        arena = DirectoryArena(str(folder / "arena"))
+        undo.callback(arena.close)
+        catalog = Catalog(f"{arena.control_path}/catalog.sqlite", durable=False)
+        undo.callback(catalog.close)
+        catalog.insert_session(SessionRow(5, "default", b"h" * 32))
+        fd = os.open(small, os.O_RDONLY | os.O_DIRECTORY)
+        undo.callback(os.close, fd)
+        words = GenerationFile(f"{small}/generations", fd)
+        undo.callback(words.close)
+        fill_the_rest(small)
+        sessions = SessionTable(
+            LiveSettings(load_settings()), lambda: 0.0, lambda at, act: None, lambda which, why: None
+        )
+        assert reconcile(catalog, arena, words, SlabTable(MIB), sessions, lambda: 0.0).sessions == 1
+        assert [(session.id, session.word) for session in sessions.all()] == [(5, 0)]
+        words.sessions.end(0)
 
 
 @pytest.mark.root

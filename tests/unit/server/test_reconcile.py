@@ -6,17 +6,21 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from farpool.native.mapping import Mapping
 from farpool.server.catalog import Catalog, HolderRow, SessionRow, SlabRow
 from farpool.server.deadlines import boot_id
+from farpool.server.device_generations import DeviceGenerations
 from farpool.server.directory_arena import DirectoryArena
 from farpool.server.generations import GenerationFile
 from farpool.server.reconcile import Restored, reconcile
 from farpool.server.sessions import Session, SessionEvent, SessionTable
 from farpool.server.slabs import SlabTable
+from farpool.transports.cxl.superblock import SESSION_WORDS, words_end
 
 CAPACITY = 1 << 20
 
@@ -125,6 +129,25 @@ def test_words_of_nobody_are_zeroed(parts: Parts) -> None:
     parts.catalog.insert_slab(slab(2))
     parts.start()
     assert [parts.generations.load(slot) for slot in range(4)] == [0, 0, 12, 0]
+
+
+def test_a_session_without_a_word_comes_back_without_one(parts: Parts, memory_folder: Path) -> None:
+    """Its slabs are worth more than the look that tells it of its end."""
+    header = memory_folder / "header"
+    header.write_bytes(bytes(words_end(8)))
+    with header.open("r+b") as file, Mapping(file.fileno(), words_end(8), writable=True) as mapping:
+        generations = DeviceGenerations(mapping, 8, "header", incoherent=False)
+        generations.restore_sessions(set())
+        with parts.catalog.together():
+            for number in range(1, SESSION_WORDS + 2):
+                parts.catalog.insert_session(SessionRow(number, "default", b"h" * 32))
+        start = partial(reconcile, parts.catalog, parts.arena, generations, parts.slabs, parts.sessions)
+        assert start(clock=lambda: 500.0).sessions == SESSION_WORDS + 1
+        restored = parts.sessions.all()
+        assert len({session.word for session in restored}) == SESSION_WORDS + 1
+        (without,) = (session for session in restored if not session.word)
+        generations.sessions.end(without.word)
+        assert all(generations.load(session.word // 8) == session.id for session in restored if session.word)
 
 
 def test_no_number_is_given_again_though_the_catalog_is_an_older_copy(parts: Parts) -> None:
