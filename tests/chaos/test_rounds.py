@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from tests.chaos.plan import ROLES, Lane, Scenario, draw
 
 ROOT = Path(__file__).resolve().parents[2]
 LANES = [Lane("files", "cxl"), Lane("files", "tcp"), Lane("tls", "tcp")]
-ROUNDS, SEED = 30, os.environ.get("FARPOOL_CHAOS_SEED", "1")
+ROUNDS = 30
 SECONDS = 300
 """No round begins after that, which a machine that is merely busy does not reach: fewer rounds are a failure."""
 
@@ -22,15 +23,19 @@ SECONDS = 300
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 120)
 def test_rounds_of_faults() -> None:
-    command = [sys.executable, "-m", "tests.chaos", "--json", "--rounds", str(ROUNDS), "--seed", SEED]
+    """Each run plays others, so that many runs see many; what fails says how to play it again."""
+    seed = os.environ.get("FARPOOL_CHAOS_SEED") or str(secrets.randbelow(1 << 31))
+    again = f"to play these rounds again: FARPOOL_CHAOS_SEED={seed}"
+    print(again)
+    command = [sys.executable, "-m", "tests.chaos", "--json", "--rounds", str(ROUNDS), "--seed", seed]
     command += ["--seconds", str(SECONDS)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS + 100, check=False, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, f"{again}\n{done.stderr}"
     summary, *rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert not any(summary[kind] for kind in Finding)
-    assert summary["rounds"] == ROUNDS, f"played in {summary['seconds']} s"
-    assert summary["turns"] > summary["rounds"]
-    assert all(row["count"] for row in rows)
+    assert not any(summary[kind] for kind in Finding), again
+    assert summary["rounds"] == ROUNDS, f"played in {summary['seconds']} s; {again}"
+    assert summary["turns"] > summary["rounds"], again
+    assert all(row["count"] for row in rows), again
 
 
 def test_a_round_is_what_its_seed_and_number_say() -> None:
