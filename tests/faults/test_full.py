@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 from tests.faults.conftest import TRANSPORTS, Serve
 
 import farpool
@@ -125,7 +126,7 @@ def test_a_full_file_system_has_room_for_as_many_sessions_as_there_may_be(small:
 @pytest.mark.root
 def test_a_start_on_a_full_file_system_goes_on_with_a_session_that_has_no_word(small: Path, folder: Path) -> None:
     """As one of an earlier version has none; the catalog itself finds room in pages that it has."""
-    with ExitStack() as undo:
+    with ExitStack() as undo, capture_logs():
         arena = DirectoryArena(str(folder / "arena"))
         undo.callback(arena.close)
         catalog = Catalog(f"{arena.control_path}/catalog.sqlite", durable=False)
