@@ -21,6 +21,8 @@ from farpool.native.operation cimport (
     STATUS_OK,
     STATUS_STALE,
     Operation,
+    bytes_of,
+    view_of,
 )
 from farpool.native.remote_region cimport ANSWERED, LATE, LOST, RemoteRegion
 
@@ -90,7 +92,7 @@ cdef int lend(list parts, const Operation *operation) except -1:
     cdef int access = PyBUF_WRITE if operation.code in (OP_READ, OP_READV) else PyBUF_READ
     cdef Py_ssize_t i, nbytes
     for i in range(operation.count):
-        nbytes = operation.views[i].len
-        view = PyMemoryView_FromMemory(<char *> operation.views[i].buf if nbytes else &nothing, nbytes, access)
-        parts.append((operation.parts[i].offset, view, <object> operation.views[i].obj))
+        nbytes = operation.parts[i].length
+        view = PyMemoryView_FromMemory(<char *> bytes_of(operation, i) if nbytes else &nothing, nbytes, access)
+        parts.append((operation.parts[i].offset, view, <object> view_of(operation, i).obj))
     return 0

@@ -34,8 +34,21 @@ cdef struct Operation:          # one operation of a caller, and its outcome
     uint64_t offset             # of the word, or of the first part
     uint64_t length             # bytes of all parts; what a word is expected to be
     uint64_t operand            # a word's new value or addend
-    const Py_buffer *views      # the caller's buffers, one a part
+    const Py_buffer *views      # the caller's buffers, one a part, or one for all of them
+    uint8_t *whole              # NULL, or where the bytes of all parts are, which then have one length
     const Part *parts           # where they go in the slab
     Py_ssize_t count
     uint8_t status              # out: a Status
     uint64_t detail             # out: a word's old value, or the limit that was met
+
+
+cdef inline uint8_t *bytes_of(const Operation *operation, Py_ssize_t i) noexcept nogil:
+    """Return where the bytes of a part are."""
+    if operation.whole != NULL:
+        return operation.whole + i * operation.parts[i].length
+    return <uint8_t *> operation.views[i].buf
+
+
+cdef inline const Py_buffer *view_of(const Operation *operation, Py_ssize_t i) noexcept nogil:
+    """Return the buffer that the bytes of a part are in."""
+    return operation.views if operation.whole != NULL else operation.views + i

@@ -12,7 +12,7 @@ from libc.string cimport memcpy
 from farpool.native.checks cimport raise_closed, raise_stale
 from farpool.native.clock cimport now_ns, to_ns
 from farpool.native.libverbs cimport IBV_WC_REM_ACCESS_ERR
-from farpool.native.operation cimport OP_LOAD, OP_READ, OP_READV, STATUS_OK, STATUS_STALE, Part
+from farpool.native.operation cimport OP_LOAD, OP_READ, OP_READV, STATUS_OK, STATUS_STALE, Part, bytes_of, view_of
 from farpool.native.rdma_lane cimport BROKEN, COMPLETE, OVERDUE
 from farpool.native.remote_region cimport ANSWERED, LATE, LOST
 from farpool.native.verbs cimport MemoryRegion
@@ -27,6 +27,7 @@ _NOT_PINNED = (errno.EFAULT, errno.EOPNOTSUPP)
 cdef enum:
     STAGED_BYTES = 16384        # buffers up to here are copied; a registration costs more
     MOST_MOVES = 4096           # parts of one operation
+    MOST_EQUAL_MOVES = 65536    # and of one size, in one buffer
     IDLE_NS = 20000000          # a lane that rested longer is used only if the control plane is connected
 
 
@@ -112,6 +113,7 @@ cdef class RdmaRegion(RemoteRegion):
         self.label = label
         self.timeout = to_ns(timeout)
         self.most_parts = MOST_MOVES
+        self.most_equal_parts = MOST_EQUAL_MOVES
         self.renew = renew
         self.on_close = on_close
 
@@ -175,7 +177,7 @@ cdef class RdmaRegion(RemoteRegion):
         with nogil:
             for i in range(operation.count):
                 if not inward:
-                    memcpy(staging + used, operation.views[i].buf, part[i].length)
+                    memcpy(staging + used, bytes_of(operation, i), part[i].length)
                 outcome = lane.add(inward, <uint64_t> (staging + used), <uint32_t> part[i].length, lkey,
                                    self.base + part[i].offset, self.rkey, deadline)
                 if outcome != COMPLETE:
@@ -185,7 +187,7 @@ cdef class RdmaRegion(RemoteRegion):
             if inward and outcome == COMPLETE:
                 used = 0
                 for i in range(operation.count):
-                    memcpy(operation.views[i].buf, staging + used, part[i].length)
+                    memcpy(bytes_of(operation, i), staging + used, part[i].length)
                     used += part[i].length
         return outcome
 
@@ -195,6 +197,7 @@ cdef class RdmaRegion(RemoteRegion):
         cdef MemoryRegion registered = None
         cdef uint64_t limit = self.peer.max_message, done, pieces = 0
         cdef Py_ssize_t i, count = 0
+        cdef const Py_buffer *view
         cdef Move *moves
         cdef int outcome
         for i in range(operation.count):
@@ -206,11 +209,10 @@ cdef class RdmaRegion(RemoteRegion):
             for i in range(operation.count):
                 if operation.parts[i].length == 0:
                     continue
-                if registered is None or not covers(registered, &operation.views[i]):
+                view = view_of(operation, i)
+                if registered is None or not covers(registered, view):
                     try:
-                        registered = self.peer.register(
-                            <object> operation.views[i].obj, <size_t> operation.views[i].buf, operation.parts[i].length
-                        )
+                        registered = self.peer.register(<object> view.obj, <size_t> view.buf, view.len)
                     except TransportUnavailable as error:
                         if error.details.get("errno") not in _NOT_PINNED:
                             raise
@@ -219,7 +221,7 @@ cdef class RdmaRegion(RemoteRegion):
                 done = 0
                 while done < operation.parts[i].length:
                     moves[count].remote = self.base + operation.parts[i].offset + done
-                    moves[count].local = <uint64_t> operation.views[i].buf + done
+                    moves[count].local = <uint64_t> bytes_of(operation, i) + done
                     moves[count].lkey = registered.mr.lkey
                     moves[count].length = <uint32_t> min(limit, operation.parts[i].length - done)
                     done += moves[count].length
@@ -239,7 +241,7 @@ cdef class RdmaRegion(RemoteRegion):
         cdef int outcome
         with nogil:
             for i in range(operation.count):
-                buffer = <char *> operation.views[i].buf
+                buffer = <char *> bytes_of(operation, i)
                 done = 0
                 while done < operation.parts[i].length:
                     step = min(limit, operation.parts[i].length - done)

@@ -1,5 +1,6 @@
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 
+from farpool.native.equal_parts cimport EqualParts
 from farpool.native.operation cimport Operation, Part
 
 
@@ -20,6 +21,7 @@ cdef class RemoteRegion:
     cdef uint64_t born                  # forks when this was made
     cdef int64_t timeout                # ns, where a call gives none
     cdef Py_ssize_t most_parts          # of one operation
+    cdef Py_ssize_t most_equal_parts    # of one with parts of one size, if that takes more
     cdef str label
     cdef object renew                   # seconds -> parameters
     cdef object on_close
@@ -44,5 +46,7 @@ cdef class RemoteRegion:
     cdef int single(self, uint8_t code, const Py_buffer *view, Py_ssize_t offset, int64_t deadline) except -1
     cdef object batch(self, list parts, bint writes, int64_t deadline)
     cdef object move(self, object parts, bint writes, int64_t deadline)
+    cpdef EqualParts describe(self, object offsets, object nbytes, object buffer, bint inward)
+    cdef object move_equal(self, EqualParts parts, int64_t deadline)
     cdef int check_atomics(self) except -1
     cdef int check_span(self, object offset, object nbytes) except -1

@@ -28,6 +28,7 @@ from farpool.native.checks cimport (
     successor,
 )
 from farpool.native.clock cimport now_ns, to_ns
+from farpool.native.equal_parts cimport EqualParts, take_parts
 from farpool.native.fork cimport forks
 from farpool.native.operation cimport (
     OP_COMPARE_SWAP,
@@ -188,6 +189,7 @@ cdef class RemoteRegion:
         operation.offset = offset
         operation.length = view.len
         operation.operand = 0
+        operation.whole = NULL
         operation.views = view
         operation.parts = &part
         operation.count = 1
@@ -286,6 +288,7 @@ cdef class RemoteRegion:
                 where[held - 1].length = views[held - 1].len
             operation.code = OP_WRITEV if writes else OP_READV
             operation.operand = 0
+            operation.whole = NULL
             for i in range(0, count, self.most_parts):
                 operation.views = views + i
                 operation.parts = where + i
@@ -299,6 +302,57 @@ cdef class RemoteRegion:
             for i in range(held):
                 PyBuffer_Release(&views[i])
             free(views)
+            free(where)
+
+    def gather(self, offsets, nbytes, out, timeout=None):
+        """Fill *out* with the *nbytes* at each of *offsets*; return the bytes read."""
+        cdef int64_t deadline = self.until(timeout)
+        try:
+            return self.move_equal(self.describe(offsets, nbytes, out, True), deadline)
+        except StaleSlab as error:
+            stale = error
+        return self.elsewhere(stale, deadline).gather(offsets, nbytes, out, self.left(deadline))
+
+    def scatter(self, offsets, nbytes, source, timeout=None):
+        """Write *source* to the *nbytes* at each of *offsets*; return the bytes written."""
+        cdef int64_t deadline = self.until(timeout)
+        try:
+            return self.move_equal(self.describe(offsets, nbytes, source, False), deadline)
+        except StaleSlab as error:
+            stale = error
+        return self.elsewhere(stale, deadline).scatter(offsets, nbytes, source, self.left(deadline))
+
+    cpdef EqualParts describe(self, offsets, nbytes, buffer, bint inward):
+        """Return parts of one size, all of which were found to be within the slab."""
+        cdef EqualParts parts
+        self.check(0, 0, not inward)
+        parts = take_parts(offsets, nbytes, buffer, inward)
+        parts.check(self.nbytes, self.label)
+        return parts
+
+    cdef object move_equal(self, EqualParts parts, int64_t deadline):
+        cdef Py_ssize_t count = parts.count if parts.part_nbytes else 0, i
+        cdef Py_ssize_t most = max(self.most_parts, self.most_equal_parts)
+        cdef Part *where = <Part *> malloc(min(count or 1, most) * sizeof(Part))
+        cdef Operation operation
+        nbytes = parts.nbytes
+        try:
+            if where == NULL:
+                raise MemoryError
+            operation.code = OP_READV if parts.inward else OP_WRITEV
+            operation.operand = 0
+            operation.views = &parts.view
+            operation.parts = where
+            for i in range(0, count, most):
+                operation.count = min(most, count - i)
+                operation.whole = parts.data + i * parts.part_nbytes
+                parts.describe(where, i, operation.count)
+                operation.offset = where[0].offset
+                operation.length = operation.count * parts.part_nbytes
+                self.operate(&operation, deadline)
+            return nbytes
+        finally:
+            parts.release()     # now: whoever holds an error holds no buffer
             free(where)
 
     cdef uint64_t word(self, uint8_t code, object offset, uint64_t length, uint64_t operand,
@@ -315,6 +369,7 @@ cdef class RemoteRegion:
         operation.offset = start
         operation.length = length
         operation.operand = operand
+        operation.whole = NULL
         operation.count = 0
         self.operate(&operation, deadline)
         return operation.detail

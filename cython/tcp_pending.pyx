@@ -21,6 +21,7 @@ cdef class Pending:
         for i in range(self.count):
             PyBuffer_Release(&self.views[i])
         self.count = 0
+        self.equal = None
 
     cdef int hold(self, list parts, bint vector) except -1:
         """Borrow the buffers and check each range."""
@@ -48,6 +49,21 @@ cdef class Pending:
         self.request.operand = number if vector else 0
         return 0
 
+    cdef int hold_equal(self, EqualParts equal, Py_ssize_t first, Py_ssize_t number) except -1:
+        """Borrow some parts of one size, which were found to be within the slab."""
+        self.wire = <Part *> malloc(number * sizeof(Part))
+        self.pieces = <iovec *> malloc(3 * sizeof(iovec))
+        if self.wire == NULL or self.pieces == NULL:
+            raise MemoryError
+        equal.describe(self.wire, first, number)
+        self.equal = equal
+        self.whole.iov_base = equal.data + first * equal.part_nbytes
+        self.whole.iov_len = number * equal.part_nbytes
+        self.request.offset = self.wire[0].offset
+        self.request.length = self.whole.iov_len
+        self.request.operand = number
+        return 0
+
     cdef void aim_out(self, bint vector) noexcept:
         """Line up what is to be sent."""
         cdef Py_ssize_t i
@@ -56,9 +72,12 @@ cdef class Pending:
         self.pieces_left = 1
         if vector:
             self.pieces[1].iov_base = self.wire
-            self.pieces[1].iov_len = self.count * sizeof(Part)
+            self.pieces[1].iov_len = self.request.operand * sizeof(Part)
             self.pieces_left = 2
-        if not self.inward:
+        if not self.inward and self.equal is not None:
+            self.pieces[self.pieces_left] = self.whole
+            self.pieces_left += 1
+        elif not self.inward:
             for i in range(self.count):
                 self.pieces[self.pieces_left].iov_base = self.views[i].buf
                 self.pieces[self.pieces_left].iov_len = self.views[i].len
@@ -68,8 +87,12 @@ cdef class Pending:
     cdef void aim_in(self) noexcept:
         """Line up where the answer's bytes go; nowhere, if nobody waits for them any more."""
         cdef Py_ssize_t i
+        self.left = self.pieces
+        if self.equal is not None:
+            self.pieces[0] = self.whole
+            self.pieces_left = 1
+            return
         for i in range(self.count):
             self.pieces[i].iov_base = self.views[i].buf
             self.pieces[i].iov_len = self.views[i].len
-        self.left = self.pieces
         self.pieces_left = <int> self.count

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing_extensions import Buffer
 
 from farpool.native.cipher import Encryption
+from farpool.native.equal_parts import EqualParts
 from farpool.native.tcp_region import TcpRegion
 
 class TcpPipeline:
@@ -32,6 +33,8 @@ class TcpPipeline:
     def writev(
         self, region: TcpRegion, parts: Iterable[tuple[int, Buffer]], deadline: float
     ) -> asyncio.Future[int]: ...
+    def move_parts(self, region: TcpRegion, parts: EqualParts, first: int, deadline: float) -> asyncio.Future[int]:
+        """Move the parts from number *first* on that one request takes; the result is their bytes."""
     def load(self, region: TcpRegion, offset: int, deadline: float) -> asyncio.Future[int]: ...
     def store(self, region: TcpRegion, offset: int, value: int, deadline: float) -> asyncio.Future[int]: ...
     def fetch_add(self, region: TcpRegion, offset: int, value: int, deadline: float) -> asyncio.Future[int]: ...

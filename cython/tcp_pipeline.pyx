@@ -14,6 +14,7 @@ from collections import deque
 from farpool.native.checks cimport as_addend, as_offset, as_word, raise_misaligned
 from farpool.native.cipher cimport Cipher, Encryption, receive_through, send_through
 from farpool.native.clock cimport now_ns, to_ns
+from farpool.native.equal_parts cimport EqualParts
 from farpool.native.libsocket cimport (
     MSG_DONTWAIT,
     MSG_NOSIGNAL,
@@ -165,6 +166,12 @@ cdef class TcpPipeline:
     def writev(self, TcpRegion region not None, parts, double deadline):
         """Write many buffers in one batch; the future's result is the bytes written."""
         return self.transfer(region, list(parts), OP_WRITEV, deadline)
+
+    def move_parts(self, TcpRegion region not None, EqualParts parts not None, Py_ssize_t first, double deadline):
+        """Move the parts from number *first* on that one request takes; the future's result is their bytes."""
+        cdef Pending pending = self.pend(region, parts.inward, not parts.inward)
+        pending.hold_equal(parts, first, min(<Py_ssize_t> MOST_PARTS, parts.count - first))
+        return self.submit(pending, OP_READV if parts.inward else OP_WRITEV, True, deadline)
 
     cdef object word(self, TcpRegion region, uint8_t operation, object offset, uint64_t length, uint64_t operand,
                      double deadline):

@@ -8,6 +8,7 @@ from farpool.native.libsocket cimport iovec
 from farpool.native.operation cimport OP_READ, OP_READV, OP_WRITE, OP_WRITEV, Operation, Part
 from farpool.native.remote_region cimport ANSWERED, LATE, LOST
 from farpool.native.stream cimport DONE, EXPIRED
+from farpool.native.tcp_parts cimport MOST_AT_ONCE, exchange_parts
 from farpool.native.tcp_peer cimport TcpChannel
 from farpool.native.tcp_wire cimport MOST_PARTS, WIRE_MAGIC, Answer, Request
 
@@ -15,6 +16,7 @@ from farpool.protocol.errors import ServerLost
 
 cdef enum:
     FEW_PIECES = 6          # iovecs that need no allocation: a header, parts and a buffer, each way
+    MOST_EQUAL_PARTS = 65536    # of one operation, which is cut into requests without Python
 
 
 cdef class TcpRegion(RemoteRegion):
@@ -33,6 +35,7 @@ cdef class TcpRegion(RemoteRegion):
         self.label = label
         self.timeout = to_ns(timeout)
         self.most_parts = MOST_PARTS
+        self.most_equal_parts = MOST_EQUAL_PARTS
         self.renew = renew
         self.on_close = on_close
 
@@ -46,7 +49,7 @@ cdef class TcpRegion(RemoteRegion):
         cdef iovec few[FEW_PIECES]
         cdef iovec *pieces = few
         cdef int outcome
-        if operation.count + 4 > FEW_PIECES:
+        if operation.whole == NULL and operation.count + 4 > FEW_PIECES:
             pieces = <iovec *> malloc((operation.count + 4) * sizeof(iovec))
             if pieces == NULL:
                 raise MemoryError
@@ -99,8 +102,11 @@ cdef class TcpRegion(RemoteRegion):
         request.handle = self.handle
         try:
             with nogil:
-                outcome = channel.exchange(pieces, out_count, incoming, in_count, &answer,
-                                           operation.length if inward else 0, deadline)
+                if operation.count > MOST_AT_ONCE and operation.whole != NULL:
+                    outcome = exchange_parts(channel, &request, operation, &answer, deadline)
+                else:
+                    outcome = channel.exchange(pieces, out_count, incoming, in_count, &answer,
+                                               operation.length if inward else 0, deadline)
         except BaseException:
             self.peer.discard(channel)
             raise
@@ -116,6 +122,10 @@ cdef class TcpRegion(RemoteRegion):
 cdef int line_up(const Operation *operation, iovec *pieces) noexcept nogil:
     """Point *pieces* to the caller's buffers."""
     cdef Py_ssize_t i
+    if operation.whole != NULL:
+        pieces[0].iov_base = operation.whole
+        pieces[0].iov_len = operation.length
+        return 1
     for i in range(operation.count):
         pieces[i].iov_base = operation.views[i].buf
         pieces[i].iov_len = operation.views[i].len

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from typing import Any
 
@@ -72,6 +73,15 @@ def test_a_batch_is_cut_to_what_one_operation_takes() -> None:
     region = Recorded()
     assert region.writev([(0, b"a"), (8, b"bc"), (16, b"def")]) == 6
     assert region.calls == [("write", 0, 3, 0, [(0, 1), (8, 2)]), ("write", 16, 3, 0, [(16, 3)])]
+
+
+def test_parts_of_one_size_are_cut_to_that_as_well() -> None:
+    region = Recorded()
+    assert region.scatter(array("q", [16, 0, 8]), 2, b"aabbcc") == 6
+    assert region.calls == [("write", 16, 4, 0, [(16, 2), (0, 2)]), ("write", 8, 2, 0, [(8, 2)])]
+    target = bytearray(6)
+    assert region.gather(array("q", [0, 8, 15]), 2, target) == 6
+    assert target == b"bbcc\0a"
 
 
 def test_words() -> None:

@@ -17,6 +17,7 @@ from farpool.protocol.errors import DeadlineExceeded, ServerLost, StaleSlab
 from farpool.transports.rdma.binding import Connected
 from farpool.transports.renewing import renew
 from farpool.transports.threads import in_thread
+from farpool.transports.together import together
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -142,18 +143,13 @@ class AwaitableRdmaRegion:
         """Move all parts, cut into operations that fit a slot; they are in flight together."""
         deadline = self._until(timeout)
         self._region.check_parts(parts, writes)
-        batches = list(_batches(parts))
-        if len(batches) == 1:
-            return await self._run(_submit(self._region, batches[0], writes=writes), deadline, again=not writes)
-        tasks = [
-            asyncio.ensure_future(self._run(_submit(self._region, batch, writes=writes), deadline, again=not writes))
-            for batch in batches
-        ]
-        try:
-            return sum(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:
-                task.cancel()
+        region = self._region
+        return await together(
+            [
+                self._run(_submit(region, batch, writes=writes), deadline, again=not writes)
+                for batch in list(_batches(parts))
+            ]
+        )
 
     async def read_into(self, buffer: Buffer, offset: int = 0, timeout: float | None = None) -> int:
         """Fill *buffer* from the slab and return the bytes read."""

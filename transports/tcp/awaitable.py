@@ -13,6 +13,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING
 
 from farpool.native.checks import seconds_of
+from farpool.native.equal_parts import EqualParts
 from farpool.native.tcp_peer import TcpPeer, check_hello
 from farpool.native.tcp_pipeline import TcpPipeline
 from farpool.native.tcp_region import TcpRegion
@@ -28,6 +29,7 @@ from farpool.protocol.errors import (
 from farpool.transports.reaching import reach
 from farpool.transports.renewing import renew
 from farpool.transports.threads import in_thread
+from farpool.transports.together import together
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -177,6 +179,10 @@ def _batch(region: TcpRegion, parts: list[tuple[int, Buffer]], *, writes: bool) 
     return submit
 
 
+def _parts(region: TcpRegion, parts: EqualParts, first: int) -> Submit:
+    return lambda pipeline, deadline: pipeline.move_parts(region, parts, first, deadline)
+
+
 class AwaitableTcpRegion:
     """The awaitable twin of one region; it shares the region's handle, checks and errors."""
 
@@ -249,6 +255,26 @@ class AwaitableTcpRegion:
             submit = _batch(region, parts[start : start + MAX_PARTS], writes=writes)
             total += await self._run(submit, deadline, again=not writes)
         return total
+
+    async def gather(self, offsets: Buffer, nbytes: int, out: Buffer, timeout: float | None = None) -> int:
+        """Fill *out* with the *nbytes* at each of *offsets*; return the bytes read."""
+        return await self._move_equal(self._region.describe(offsets, nbytes, out, inward=True), timeout, again=True)
+
+    async def scatter(self, offsets: Buffer, nbytes: int, source: Buffer, timeout: float | None = None) -> int:
+        """Write *source* to the *nbytes* at each of *offsets*; return the bytes written."""
+        return await self._move_equal(
+            self._region.describe(offsets, nbytes, source, inward=False), timeout, again=False
+        )
+
+    async def _move_equal(self, parts: EqualParts, timeout: float | None, *, again: bool) -> int:
+        """Move parts of one size by as many requests as they need, all of which leave at once."""
+        deadline = self._until(timeout)
+        if not parts.nbytes:
+            return 0
+        firsts = range(0, parts.count, MAX_PARTS)
+        return await together(
+            [self._run(_parts(self._region, parts, first), deadline, again=again) for first in firsts]
+        )
 
     async def load(self, offset: int, timeout: float | None = None) -> int:
         """Return the aligned word at *offset*."""

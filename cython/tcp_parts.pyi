@@ -1,0 +1,1 @@
+"""Many parts of one size over one data connection; for our regions alone."""
