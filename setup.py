@@ -12,7 +12,7 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 NATIVE = Path("src/farpool/native")
-VERBS = {"verbs", "rdma_lane", "rdma_region", "rdma_pipeline", "verbs_limits", "verbs_stub"}
+VERBS = {"verbs", "rdma_lane", "rdma_region", "rdma_flight", "rdma_pipeline", "verbs_limits", "verbs_stub"}
 TLS = {"tls", "tls_cipher"}
 MORE_FLAGS = os.environ.get("FARPOOL_CFLAGS", "").split()
 """After ours, and for the linker too: ``make sanitize`` sets them."""

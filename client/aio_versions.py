@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from farpool.client.attachment import Attachment
 from farpool.client.deadlines import deadline_after
-from farpool.client.verified import as_target, plan
+from farpool.client.verified import as_target, in_order, plan
 from farpool.client.versions import Versions, refuse_write
 from farpool.native.equal_parts import list_parts
 from farpool.protocol.errors import StaleSlab
@@ -155,7 +155,7 @@ class AwaitableVersions:
             parts = list_parts(offsets, nbytes, out, current.info.nbytes, label, inward=True)
             if not parts or not nbytes:
                 return await twin.readv([], seconds)
-            return await _read_verified(current, twin, parts, seconds)
+            return await _read_verified(current, twin, in_order(parts), seconds)
 
         return await self._run(error, read, timeout)
 

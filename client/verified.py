@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from operator import index
+from operator import index, itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from farpool.protocol.checksums import WORD, block_length, checksum
@@ -13,7 +13,7 @@ from farpool.protocol.errors import CorruptData
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["Checksums", "Piece", "as_target", "plan", "verify"]
+__all__ = ["Checksums", "Piece", "as_target", "in_order", "plan", "verify"]
 
 SPARE_BYTES: Final = 4 << 20
 """Bytes beside the caller's own that one batch reads at most, for the blocks that it wants in part."""
@@ -68,6 +68,11 @@ def as_target(buffer: Buffer, offset: object, nbytes: int) -> tuple[int, memoryv
     if view.readonly or not view.nbytes or start < 0 or start > nbytes - view.nbytes:
         return None
     return start, view
+
+
+def in_order(parts: Iterable[tuple[int, memoryview]]) -> list[tuple[int, memoryview]]:
+    """Return parts as they lie in the slab, so that each block that many of them are in is read and verified once."""
+    return sorted(parts, key=itemgetter(0))
 
 
 def plan(parts: Iterable[tuple[int, memoryview]], checksums: Checksums) -> Iterator[list[Piece]]:

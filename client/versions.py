@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from farpool.client.attachment import Attachment, Attachments
 from farpool.client.deadlines import deadline_after, seconds_left
 from farpool.client.succession import Bond, ended
-from farpool.client.verified import as_target, plan, verify
+from farpool.client.verified import as_target, in_order, plan, verify
 from farpool.native.equal_parts import list_parts
 from farpool.protocol.errors import DeadlineExceeded, InvalidArgument, ReadOnly, RegionInUse, StaleSlab
 from farpool.protocol.messages import SlabInfo
@@ -241,7 +241,7 @@ class VersionedRegion:
             if current.checksums is None:
                 return gathering_of(current.region, label).gather(offsets, nbytes, out, seconds)
             parts = list_parts(offsets, nbytes, out, current.info.nbytes, label, inward=True)
-            return _read_verified(current, parts if nbytes else [], seconds)
+            return _read_verified(current, in_order(parts) if nbytes else [], seconds)
 
         return self._run(read, timeout)
 

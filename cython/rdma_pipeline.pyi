@@ -4,13 +4,11 @@ from typing import Final
 
 from typing_extensions import Buffer
 
+from farpool.native.equal_parts import EqualParts
 from farpool.native.rdma_region import RdmaRegion
 from farpool.native.verbs import MemoryRegion, QueuePair
 
 SLOT_BYTES: Final[int]
-
-class Flight:
-    """One operation in flight; its pipeline makes it."""
 
 class RdmaPipeline:
     """One queue pair of an event loop, with many operations in flight. Used from the loop's thread alone.
@@ -34,6 +32,8 @@ class RdmaPipeline:
         self, region: RdmaRegion, parts: Sequence[tuple[int, Buffer]], writes: bool, deadline: float
     ) -> asyncio.Future[int]:
         """Read or write at most ``SLOT_BYTES`` in all; the future's result is the bytes moved."""
+    def move_parts(self, region: RdmaRegion, parts: EqualParts, deadline: float) -> asyncio.Future[int]:
+        """Read or write parts of one size, ``SLOT_BYTES`` at most; the future's result is the bytes moved."""
     def word(
         self, region: RdmaRegion, code: str, offset: int, length: int, operand: int, deadline: float
     ) -> asyncio.Future[int]:

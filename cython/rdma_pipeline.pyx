@@ -4,27 +4,21 @@ Everything runs on the loop's thread, with the GIL; the completion channel's des
 has a slot of registered memory to itself, so that the device never reaches a caller's buffer.
 """
 
-from cpython.buffer cimport PyBuffer_Release
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 import os
 from collections import deque
 
-from farpool.native.checks cimport as_addend, as_offset, as_word, get_source, get_target, raise_misaligned
+from farpool.native.checks cimport as_addend, as_offset, as_word, raise_misaligned
 from farpool.native.clock cimport now_ns, to_ns
+from farpool.native.equal_parts cimport EqualParts
 from farpool.native.libsocket cimport POLLIN, poll, pollfd
 from farpool.native.libverbs cimport (
     IBV_SEND_SIGNALED,
     IBV_WC_REM_ACCESS_ERR,
     IBV_WC_SUCCESS,
-    IBV_WR_ATOMIC_CMP_AND_SWP,
-    IBV_WR_ATOMIC_FETCH_AND_ADD,
-    IBV_WR_RDMA_READ,
-    IBV_WR_RDMA_WRITE,
-    aim_atomic,
-    aim_rdma,
     ibv_ack_cq_events,
     ibv_cq,
     ibv_get_cq_event,
@@ -35,74 +29,18 @@ from farpool.native.libverbs cimport (
     ibv_sge,
     ibv_wc,
 )
-from farpool.native.operation cimport OP_COMPARE_SWAP, OP_FETCH_ADD, OP_LOAD, OP_STORE, Part
+from farpool.native.operation cimport OP_COMPARE_SWAP, OP_FETCH_ADD, OP_LOAD, OP_STORE
+from farpool.native.rdma_flight cimport SLOT, Convoy, Flight, aim
 from farpool.native.rdma_region cimport RdmaRegion
 from farpool.native.verbs cimport MemoryRegion, QueuePair
 
 from farpool.protocol.errors import DeadlineExceeded, InvalidArgument, ServerLost
 
-SLOT_BYTES = 65536
+SLOT_BYTES = SLOT
 cdef enum:
-    SLOT = 65536
+    MOST_IN_SLOT = 64       # parts of one operation: half of what the queue holds, so that two are in flight
 
 _CODES = {"load": OP_LOAD, "store": OP_STORE, "fetch_add": OP_FETCH_ADD, "compare_swap": OP_COMPARE_SWAP}
-
-
-cdef class Flight:
-    """One operation: its requests, its slot once it has one, and where the bytes go."""
-
-    cdef RdmaRegion region
-    cdef object future
-    cdef int64_t deadline
-    cdef bint inward
-    cdef uint8_t code               # of a word; 0 for bytes
-    cdef uint64_t length
-    cdef uint64_t operand
-    cdef Py_buffer *views           # held until it has ended, or nobody waits any more
-    cdef Part *parts
-    cdef Py_ssize_t count
-    cdef Py_ssize_t held
-    cdef int slot
-
-    def __dealloc__(self):
-        self.release()
-        free(self.views)
-        free(self.parts)
-
-    cdef void release(self) noexcept:
-        cdef Py_ssize_t i
-        for i in range(self.held):
-            PyBuffer_Release(&self.views[i])
-        self.held = 0
-
-    cdef int room(self, Py_ssize_t count) except -1:
-        self.count = count
-        self.views = <Py_buffer *> calloc(count or 1, sizeof(Py_buffer))
-        self.parts = <Part *> calloc(count or 1, sizeof(Part))
-        if self.views == NULL or self.parts == NULL:
-            raise MemoryError
-        return 0
-
-    cdef int hold(self, object parts) except -1:
-        """Borrow the buffers and check each range."""
-        cdef Py_ssize_t start
-        cdef Py_buffer *view
-        self.room(len(parts))
-        for offset, buffer in parts:
-            view = &self.views[self.held]
-            if self.inward:
-                get_target(buffer, view)
-            else:
-                get_source(buffer, view)
-            self.held += 1
-            start = as_offset(offset)
-            self.region.check(start, view.len, not self.inward)
-            self.parts[self.held - 1].offset = start
-            self.parts[self.held - 1].length = view.len
-            self.length += view.len
-        if self.length > SLOT:
-            raise InvalidArgument(f"one operation moves at most {SLOT} bytes, not {self.length}")
-        return 0
 
 
 cdef class RdmaPipeline:
@@ -143,7 +81,7 @@ cdef class RdmaPipeline:
         """Operations that have not ended, cancelled ones included."""
         return len(self.flying) + len(self.waiting)
 
-    cdef Flight fly(self, RdmaRegion region, bint writes, double deadline):
+    cdef Flight fly(self, RdmaRegion region, bint writes, double deadline, object future=None):
         cdef Flight flight = Flight.__new__(Flight)
         if self.closed:
             raise ServerLost("the queue pair is closed")
@@ -151,7 +89,7 @@ cdef class RdmaPipeline:
         flight.region = region
         flight.inward = not writes
         flight.deadline = to_ns(deadline)
-        flight.future = self.loop.create_future()
+        flight.future = self.loop.create_future() if future is None else future
         return flight
 
     def move(self, RdmaRegion region not None, parts, bint writes, double deadline):
@@ -160,6 +98,17 @@ cdef class RdmaPipeline:
         flight.hold(parts)
         region.check(0, 0, writes)
         return self.submit(flight)
+
+    def move_parts(self, RdmaRegion region not None, EqualParts parts not None, double deadline):
+        """Read or write parts of one size, ``SLOT_BYTES`` at most; the future's result is the bytes moved."""
+        cdef Py_ssize_t step = min(<Py_ssize_t> MOST_IN_SLOT, SLOT // parts.part_nbytes), first
+        cdef Convoy convoy = Convoy.__new__(Convoy)
+        cdef Flight flight = None
+        for first in range(0, parts.count, step):
+            flight = self.fly(region, not parts.inward, deadline, flight.future if flight is not None else None)
+            flight.join(convoy, parts, first, min(step, parts.count - first))
+            self.waiting.append(flight)
+        return self.send_off(flight)
 
     def word(self, RdmaRegion region not None, str code not None, offset, length, operand, double deadline):
         """Do ``load``, ``store``, ``fetch_add`` or ``compare_swap``; the future's result is the old value."""
@@ -180,6 +129,10 @@ cdef class RdmaPipeline:
 
     cdef object submit(self, Flight flight):
         self.waiting.append(flight)
+        return self.send_off(flight)
+
+    cdef object send_off(self, Flight flight):
+        """Post what has come to wait, up to *flight*."""
         self.post_some()
         if not flight.future.done() and (self.timer is None or flight.deadline < self.timer_at):
             self.set_timer(flight.deadline)
@@ -219,7 +172,7 @@ cdef class RdmaPipeline:
                 (<uint64_t *> place)[0] = flight.operand
             for i in range(flight.count):
                 if not flight.inward and not flight.code:
-                    memcpy(<void *> place, flight.views[i].buf, flight.parts[i].length)
+                    memcpy(<void *> place, flight.bytes_of(i), flight.parts[i].length)
                 pieces[i].addr = place
                 pieces[i].length = <uint32_t> flight.parts[i].length
                 pieces[i].lkey = self.staging.mr.lkey
@@ -291,9 +244,10 @@ cdef class RdmaPipeline:
                 flight.future.set_result(0 if flight.code == OP_STORE else old)
             else:
                 for i in range(flight.count if flight.inward else 0):
-                    memcpy(flight.views[i].buf, place, flight.parts[i].length)
+                    memcpy(flight.bytes_of(i), place, flight.parts[i].length)
                     place += flight.parts[i].length
-                flight.future.set_result(flight.length)
+                if flight.has_arrived():
+                    flight.future.set_result(flight.length)
         flight.release()
         del self.flying[flight.slot]
         self.slots.append(flight.slot)
@@ -355,10 +309,11 @@ cdef class RdmaPipeline:
                 flight = item
                 flight.release()
                 if not flight.future.done():
+                    partly = posted or flight.is_partly_there()
                     flight.future.set_exception(ServerLost(
                         f"slab {flight.region.label}: the RDMA connection was lost"
-                        + ("; whether the change took effect is unknown" if posted and not flight.inward else ""),
-                        begun=posted,
+                        + ("; whether the change took effect is unknown" if partly and not flight.inward else ""),
+                        begun=partly,
                     ))
         self.flying.clear()
         self.waiting.clear()
@@ -366,16 +321,3 @@ cdef class RdmaPipeline:
     cpdef close(self):
         """Fail what is in flight with ``ServerLost`` and destroy the queue pair. Idempotent."""
         self.fail()
-
-
-cdef void aim(ibv_send_wr *request, Flight flight, uint64_t remote) noexcept:
-    """Say what one request does, and where."""
-    if flight.code == OP_FETCH_ADD:
-        request.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD
-        aim_atomic(request, remote, flight.region.rkey, flight.operand, 0)
-    elif flight.code == OP_COMPARE_SWAP:
-        request.opcode = IBV_WR_ATOMIC_CMP_AND_SWP
-        aim_atomic(request, remote, flight.region.rkey, flight.length, flight.operand)
-    else:
-        request.opcode = IBV_WR_RDMA_READ if flight.inward else IBV_WR_RDMA_WRITE
-        aim_rdma(request, remote, flight.region.rkey)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from farpool.native.checks import seconds_of
+from farpool.native.equal_parts import EqualParts
 from farpool.native.rdma_pipeline import SLOT_BYTES, RdmaPipeline
 from farpool.native.rdma_region import RdmaRegion
 from farpool.protocol.errors import DeadlineExceeded, ServerLost, StaleSlab
@@ -139,7 +140,7 @@ class AwaitableRdmaRegion:
             await renew(self._region, deadline, attempt, self._pair.threads)
         raise AssertionError("unreachable")
 
-    async def _move(self, parts: list[tuple[int, Buffer]], timeout: float | None, *, writes: bool) -> int:
+    async def _move(self, parts: Sequence[tuple[int, Buffer]], timeout: float | None, *, writes: bool) -> int:
         """Move all parts, cut into operations that fit a slot; they are in flight together."""
         deadline = self._until(timeout)
         self._region.check_parts(parts, writes)
@@ -173,6 +174,26 @@ class AwaitableRdmaRegion:
     async def writev(self, parts: Iterable[tuple[int, Buffer]], timeout: float | None = None) -> int:
         """Write many buffers in one batch and return the bytes written."""
         return await self._move(list(parts), timeout, writes=True)
+
+    async def gather(self, offsets: Buffer, nbytes: int, out: Buffer, timeout: float | None = None) -> int:
+        """Fill *out* with the *nbytes* at each of *offsets*; return the bytes read."""
+        return await self._move_equal(self._region.describe(offsets, nbytes, out, inward=True), timeout, writes=False)
+
+    async def scatter(self, offsets: Buffer, nbytes: int, source: Buffer, timeout: float | None = None) -> int:
+        """Write *source* to the *nbytes* at each of *offsets*; return the bytes written."""
+        return await self._move_equal(
+            self._region.describe(offsets, nbytes, source, inward=False), timeout, writes=True
+        )
+
+    async def _move_equal(self, parts: EqualParts, timeout: float | None, *, writes: bool) -> int:
+        """Move parts of one size: in one operation of the pipeline's, unless they are larger than its slots."""
+        deadline = self._until(timeout)
+        if not parts.nbytes:
+            return 0
+        if parts.part_nbytes > SLOT_BYTES:
+            return await self._move(parts.listed(), timeout, writes=writes)
+        region = self._region
+        return await self._run(lambda line, until: line.move_parts(region, parts, until), deadline, again=not writes)
 
     async def _word(
         self, code: str, offset: int, length: int, operand: int, timeout: float | None, *, again: bool = False
@@ -209,7 +230,7 @@ def _submit(region: RdmaRegion, parts: list[tuple[int, Buffer]], *, writes: bool
     return lambda pipeline, deadline: pipeline.move(region, parts, writes, deadline)
 
 
-def _batches(parts: list[tuple[int, Buffer]]) -> Iterable[list[tuple[int, Buffer]]]:
+def _batches(parts: Sequence[tuple[int, Buffer]]) -> Iterable[list[tuple[int, Buffer]]]:
     """Cut *parts* into operations of at most a slot's bytes and ``MOST_PARTS`` parts; at least one."""
     batch: list[tuple[int, Buffer]] = []
     room = SLOT_BYTES
