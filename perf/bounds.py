@@ -13,14 +13,14 @@ from typing import Any, Final, Literal
 
 from farpool.perf.rounds import Contender, Speed, pairs
 
-__all__ = ["ADDED", "ROUNDS", "TIMES", "Bound", "Outcome", "added_ns", "judge", "of_rate", "times"]
+__all__ = ["ADDED", "ROUNDS", "TIMES", "Bound", "Outcome", "added_ns", "added_us", "judge", "of_rate", "times"]
 
 ROUNDS: Final = 7
 
 TIMES: Final = "times"
 """Our time over the limit's, at most the bound."""
 ADDED: Final = "added"
-"""Nanoseconds that ours takes longer than the limit, at most the bound."""
+"""What ours takes longer than the limit, in the unit of the line, at most the bound."""
 RATE: Final = "rate"
 """Our throughput over the limit's, at least the bound."""
 
@@ -54,7 +54,7 @@ class Outcome:
     """The largest of the rounds' ratios less the smallest, over the median."""
     kind: Kind
     """What ``bound`` is of: ``times`` at most and ``rate`` at least of the ratio, ``added`` at most of ours less the
-    limit's, in ns."""
+    limit's, in ``unit``."""
     bound: float
     met: bool
     limit: float
@@ -79,6 +79,11 @@ def times(what: str, ours: Contender, limit: Contender, limit_name: str, bound: 
 def added_ns(what: str, ours: Contender, limit: Contender, limit_name: str, bound: float) -> Bound:
     """Return a bound of the nanoseconds that our call takes longer than the limit."""
     return Bound(what, ours, limit, limit_name, ADDED, bound, _p50_ns, "ns")
+
+
+def added_us(what: str, ours: Contender, limit: Contender, limit_name: str, bound: float) -> Bound:
+    """Return a bound of the microseconds that our call takes longer than the limit."""
+    return Bound(what, ours, limit, limit_name, ADDED, bound, _p50_us, "us")
 
 
 def of_rate(what: str, ours: Contender, limit: Contender, limit_name: str, bound: float, call_nbytes: int) -> Bound:

@@ -10,6 +10,7 @@ from farpool.perf.rounds import Contender, in_python
 from farpool.perf.walk import Bytes, Int64Array
 
 __all__ = [
+    "Gather",
     "Move",
     "Part",
     "Readv",
@@ -18,6 +19,7 @@ __all__ = [
     "copies",
     "copies_by_keyword",
     "empty_calls",
+    "gathers",
     "loads",
     "stores",
     "swaps",
@@ -25,6 +27,7 @@ __all__ = [
 
 Part = tuple[int, memoryview]
 Readv = Callable[[list[Part]], int]
+Gather = Callable[[Int64Array, int, Bytes], int]
 Move = Callable[..., int]
 """``read_into`` or ``write``."""
 
@@ -59,6 +62,17 @@ def batches(readv: Readv, buffer: Bytes, offsets: Int64Array, nbytes: int, batch
     def run(block: Sequence[list[Part]]) -> None:
         for parts in block:
             readv(parts)
+
+    return in_python(run, calls)
+
+
+def gathers(gather: Gather, buffer: Bytes, offsets: Int64Array, nbytes: int, batch: int) -> Contender:
+    """Return calls with *batch* parts of *nbytes* each, which fill *buffer*."""
+    calls = [offsets[begin : begin + batch] for begin in range(0, len(offsets) - batch + 1, batch)]
+
+    def run(block: Sequence[Int64Array]) -> None:
+        for parts in block:
+            gather(parts, nbytes, buffer)
 
     return in_python(run, calls)
 

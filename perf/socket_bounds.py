@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
 
 from farpool import Slab
-from farpool.perf.bounds import Bound, of_rate, times
-from farpool.perf.calls import Move, batches, copies
+from farpool.perf.bounds import Bound, added_us, of_rate, times
+from farpool.perf.calls import Move, batches, copies, gathers
 from farpool.perf.limit_contenders import Limit, SocketLimits
 from farpool.perf.raw_socket import RawSocket
-from farpool.perf.walk import Bytes, Int64Array, filled, places
+from farpool.perf.rounds import Contender, in_python
+from farpool.perf.walk import Bytes, Int64Array, filled, places, scattered
 
 __all__ = ["bulk_bounds", "small_bounds"]
 
@@ -24,6 +25,9 @@ LEAST_SHARE: Final = 0.95
 BATCH: Final = 32
 PART_NBYTES: Final = 4 << 10
 MOST_TIMES_BATCH: Final = 1.4
+MANY: Final = 15_000
+MOST_ADDED_MANY_US: Final = 2000.0
+"""On top of reading as many bytes, for describing and posting so many parts."""
 
 
 def small_bounds(slab: Slab, raw: RawSocket, where: str) -> Iterator[Bound]:
@@ -51,6 +55,24 @@ def bulk_bounds(slab: Slab, raw: RawSocket) -> Iterator[Bound]:
     assert limit.run is not None
     ours = batches(slab.readv, parts, offsets, PART_NBYTES, BATCH)
     yield times(f"tcp readv {BATCH} x 4 KiB", ours, limit.run, limit.name, MOST_TIMES_BATCH)
+    ours = gathers(slab.gather, parts, offsets, PART_NBYTES, BATCH)
+    yield times(f"tcp gather {BATCH} x 4 KiB", ours, limit.run, limit.name, MOST_TIMES_BATCH)
+    offsets, parts = scattered(PART_NBYTES, MANY), filled(MANY * PART_NBYTES)
+    ours = gathers(slab.gather, parts, offsets, PART_NBYTES, MANY)
+    yield added_us(f"tcp gather {MANY} x 4 KiB", ours, _read_twice(slab, parts), "two reads", MOST_ADDED_MANY_US)
+
+
+def _read_twice(slab: Slab, buffer: Bytes) -> Contender:
+    """Return reads of as many bytes as *buffer* has, which is more than a slab: what they take without parts."""
+    whole = memoryview(buffer)
+    halves = whole[: len(whole) // 2], whole[len(whole) // 2 :]
+
+    def run(block: Sequence[int]) -> None:
+        for _ in block:
+            for half in halves:
+                slab.read_into(half)
+
+    return in_python(run, [0])
 
 
 def _share(what: str, move: Move, limit: Limit, buffer: Bytes, offsets: Int64Array) -> Bound:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # the raw ping-pong's process has no use for numpy, which tak
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["NEAR_NBYTES", "SLAB_NBYTES", "Bytes", "Int64Array", "filled", "places", "window"]
+__all__ = ["NEAR_NBYTES", "SLAB_NBYTES", "Bytes", "Int64Array", "filled", "places", "scattered", "window"]
 
 Int64Array: TypeAlias = "array[int]"
 """Numbers of 8 bytes that the loops in C take as they are."""
@@ -22,6 +22,7 @@ SLAB_NBYTES: Final = 32 << 20
 
 NEAR_NBYTES: Final = 256 << 10
 CACHE_LINE: Final = 64
+PRIME: Final = 4099
 
 
 def window(nbytes: int) -> int:
@@ -34,6 +35,12 @@ def places(nbytes: int, batch: int = 1) -> Int64Array:
     step = max(nbytes, CACHE_LINE)
     count = window(nbytes * batch) // step
     return array("q", range(0, (count - count % batch) * step, step))
+
+
+def scattered(nbytes: int, count: int) -> Int64Array:
+    """Return *count* offsets of parts of *nbytes*, all over the slab in an order that no prefetcher foresees."""
+    slots = SLAB_NBYTES // nbytes
+    return array("q", (number * PRIME % slots * nbytes for number in range(count)))
 
 
 def filled(nbytes: int) -> bytearray:

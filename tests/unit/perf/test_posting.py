@@ -62,6 +62,16 @@ def test_a_batch_has_one_doorbell_and_one_completion_for_each_filling_of_the_que
     assert posted.counts == (1, 1, 1, 64), "a shorter chain after a longer one"
 
 
+@pytest.mark.parametrize(("parts", "doorbells"), [(1, 1), (128, 1), (129, 2), (15_000, 118)])
+def test_parts_of_one_size_are_posted_like_a_batch(parts: int, doorbells: int) -> None:
+    region = verbs_stub.instant_region(4096 * parts)
+    offsets, buffer = array("q", range(0, 4096 * parts, 4096)), bytearray(4096 * parts)
+    for move in (region.gather, region.scatter):
+        with Posted() as posted:
+            assert move(offsets, 4096, buffer) == 4096 * parts
+        assert posted.counts == (doorbells, parts, doorbells, 4096 * parts)
+
+
 def test_large_parts_go_without_a_copy() -> None:
     region = verbs_stub.instant_region(64 << 20)
     whole = memoryview(bytearray(16 << 16))
