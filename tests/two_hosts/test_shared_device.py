@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,6 @@ def test_a_device_of_another_pool_or_a_copy_is_refused(url: str, connect: Connec
     params: dict[str, Any] = {**offer.params, "device": {**offer.params["device"], field: bytes(16)}}
     client = DeviceClient()
     with pytest.raises(farpool.TransportUnavailable, match=f"{os.environ['LAB_DAX']} {reason}"):
-        client.find(params)
-    client.find(offer.params)
-    client.close()
+        client.find(params, time.monotonic() + 10.0)
+    client.find(offer.params, time.monotonic() + 10.0)
+    client.end()

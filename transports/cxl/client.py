@@ -6,8 +6,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 from weakref import WeakSet
@@ -31,6 +31,7 @@ from farpool.transports.cxl.awaitable import AwaitableCxlRegion
 from farpool.transports.cxl.coherence import make_region
 from farpool.transports.cxl.descriptors import DescriptorAnswer, DescriptorRequest
 from farpool.transports.cxl.device_client import DeviceClient
+from farpool.transports.ending import Ending
 
 __all__ = ["CxlClient"]
 
@@ -49,12 +50,13 @@ class _Link:
     generations: MemoryMapping | None = None
 
 
-class CxlClient:
+class CxlClient(Ending):
     """One for a session. Thread-safe: a lock keeps request and answer together."""
 
+    BUSY = "another thread waited for a descriptor until the deadline; is the server stopped? else raise timeout="
+
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._closing = threading.Event()
+        super().__init__()
         self._born = os.getpid()
         self._link: _Link | None = None
         self._regions: WeakSet[CxlRegion] = WeakSet()
@@ -65,14 +67,14 @@ class CxlClient:
         """Find the server's device, or ask its socket which arena answers: another's is not ours."""
         if "device" in offer.params:
             try:
-                self._device.find(offer.params)
+                self._device.find(offer.params, time.monotonic() + min(seconds, PROBE_SECONDS))
             except FarpoolError as error:
                 return Probe(usable=False, reason=error.message)
             return Probe(usable=True)
         path = str(offer.params.get("socket", ""))
         try:
             deadline = time.monotonic() + min(seconds, PROBE_SECONDS)
-            with _connect(path, deadline, self._closing) as connection:
+            with _connect(path, deadline, self.ended) as connection:
                 connection.settimeout(_left(deadline))
                 answer, received = _ask(connection, descriptors.PROBE)
                 for descriptor in received:
@@ -99,9 +101,11 @@ class CxlClient:
     def attach(self, ticket: Ticket, seconds: float) -> Region:
         """Map the slab: its extent of the device, or its file, of which the descriptor is fetched."""
         params = ticket.params
+        deadline = time.monotonic() + seconds
         if "device" in params:
-            region = self._device.attach(ticket)
-            self._regions.add(region)
+            region = self._device.attach(ticket, deadline)
+            with self.held(deadline):
+                self._regions.add(region)
             return region
         request = DescriptorRequest(
             session=params["session"],
@@ -110,8 +114,7 @@ class CxlClient:
             generation=ticket.generation,
             writable=ticket.writable,
         )
-        deadline = time.monotonic() + seconds
-        with self._held(deadline):
+        with self.held(deadline):
             descriptor = self._fetch(params, request, deadline)
             try:
                 generations = self._generations(params, request, deadline)
@@ -127,18 +130,6 @@ class CxlClient:
             region = make_region(ticket, mapping, generations)
             self._regions.add(region)
         return region
-
-    @contextmanager
-    def _held(self, deadline: float) -> Generator[None]:
-        """Hold the lock, which another thread may hold for as long as its own deadline lets it."""
-        if not self._lock.acquire(timeout=max(0.0, min(deadline - time.monotonic(), threading.TIMEOUT_MAX))):
-            raise DeadlineExceeded(
-                "another thread waited for a descriptor until the deadline; is the server stopped? else raise timeout="
-            )
-        try:
-            yield
-        finally:
-            self._lock.release()
 
     def _generations(self, params: Mapping[str, Any], request: DescriptorRequest, deadline: float) -> MemoryMapping:
         link = self._link
@@ -156,13 +147,12 @@ class CxlClient:
     def _fetch(self, params: Mapping[str, Any], request: DescriptorRequest, deadline: float) -> int:
         """Return the descriptor that *request* asks for, over the connection that is open or a new one."""
         for attempt in ("kept", "fresh"):
-            if self._closing.is_set():
-                raise StaleSlab("the pool is closed; connect again")
+            self.check()
             if self._link is None or self._link.path != params["socket"] or attempt == "fresh":
                 self._drop_link()
-                connection = _connect_or_raise(params["socket"], deadline, self._closing)
+                connection = _connect_or_raise(params["socket"], deadline, self.ended)
                 self._link = _Link(connection, params["socket"])
-                if self._closing.is_set():
+                if self.ended.is_set():
                     continue  # close may have looked for a link before this one was there to be shut
             try:
                 self._link.connection.settimeout(_left(deadline))
@@ -172,7 +162,7 @@ class CxlClient:
                 raise DeadlineExceeded("the server did not pass a descriptor in time; raise timeout=") from None
             except (OSError, ProtocolError) as error:
                 self._drop_link()
-                if attempt == "fresh" and not self._closing.is_set():
+                if attempt == "fresh" and not self.ended.is_set():
                     raise ServerLost(f"the server's descriptor socket {params['socket']} ended ({error})") from None
                 continue
             except BaseException:  # Ctrl-C: the answer that is still to come must not be the next request's
@@ -192,16 +182,18 @@ class CxlClient:
 
     def close(self) -> None:
         """Close the connection and the device. Regions that views keep open serve those views alone from now on."""
-        self._closing.set()
+        self.ended.set()
         link = self._link
         if link is not None and os.getpid() == self._born:  # in a forked child it is the parent's connection too
             with suppress(OSError):
                 link.connection.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for an answer, with the lock
-        with self._lock:
-            self._drop_link()
-            for region in list(self._regions):
-                region.retire()
-        self._device.close()
+        self.end()
+        self._device.end()
+
+    def _let_go(self) -> None:
+        self._drop_link()
+        for region in list(self._regions):
+            region.retire()
 
     def leave_in_child(self) -> None:
         """Unmap what a forked child has inherited and cannot use, but for what its views show. Takes no lock."""

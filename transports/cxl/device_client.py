@@ -6,7 +6,6 @@ started, which no copy of the memory and no look-alike can hold.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from farpool.transports.contract import Ticket
 from farpool.transports.cxl.coherence import make_region
 from farpool.transports.cxl.devices import Device, candidates, open_device
 from farpool.transports.cxl.superblock import PAGE_BYTES, header_bytes, read_superblock, words_end
+from farpool.transports.ending import Ending
 
 __all__ = ["DeviceClient"]
 
@@ -31,21 +31,26 @@ class _Found:
     header: MemoryMapping
 
 
-class DeviceClient:
-    """Finds the pool's device, and maps extents of it. Thread-safe."""
+class DeviceClient(Ending):
+    """Finds the pool's device, and maps extents of it, until its end. Thread-safe.
+
+    At the end the device is closed; regions close themselves, and keep the words mapped until then.
+    """
+
+    BUSY = "another thread looked for the pool's device until the deadline; raise timeout="
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        super().__init__()
         self._found: _Found | None = None
 
-    def find(self, params: Mapping[str, Any]) -> None:
+    def find(self, params: Mapping[str, Any], deadline: float) -> None:
         """Open the device that an offer or a grant names; raise ``TransportUnavailable`` with what each lacked."""
-        with self._lock:
+        with self.held(deadline):
             self._find(params)
 
-    def attach(self, ticket: Ticket) -> CxlRegion:
+    def attach(self, ticket: Ticket, deadline: float) -> CxlRegion:
         """Map the grant's extent: (device, offset, length)."""
-        with self._lock:
+        with self.held(deadline):
             found = self._find(ticket.params)
             device = found.device
             if ticket.writable:
@@ -57,10 +62,8 @@ class DeviceClient:
                     device.close()
         return make_region(ticket, mapping, found.header)
 
-    def close(self) -> None:
-        """Close the device; regions close themselves, and keep the words mapped until then."""
-        with self._lock:
-            self._forget()
+    def _let_go(self) -> None:
+        self._forget()
 
     def _find(self, params: Mapping[str, Any]) -> _Found:
         wanted = params["device"]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import threading
+import time
 from collections.abc import Mapping
 from typing import Any, Final
 
 from farpool.protocol.errors import FarpoolError, InvalidArgument, StaleSlab
 from farpool.protocol.messages import Offer
 from farpool.transports.contract import AwaitableRegion, ClientContext, Probe, Region, Ticket
+from farpool.transports.ending import Ending
 from farpool.transports.rdma import binding as bindings
 from farpool.transports.rdma.binding import Binding, Lanes, VerbsPair
 from farpool.transports.rdma.handshake import connect_pair, decode_end, describe_end
@@ -24,29 +25,32 @@ SPIN_MICROSECONDS: Final = 100.0
 """A lane polls this long before it waits for an event: several times a small read on hardware."""
 
 
-class RdmaClient:
+class RdmaClient(Ending):
     """One for a session. Thread-safe."""
 
+    BUSY = "another thread opened the RDMA device until the deadline; raise timeout="
+
     def __init__(self, context: ClientContext) -> None:
+        super().__init__()
         self._context = context
-        self._lock = threading.Lock()
         self._binding: Binding | None = None
         self._port: Port | None = None
         self._lanes: Lanes | None = None
-        self._closed = False
 
     def probe(self, offer: Offer, seconds: float) -> Probe:
         """Open the device and connect one queue pair to the server: nothing less shows that the path works."""
         try:
-            self._opened().ping(min(seconds, PROBE_SECONDS))
+            self._opened(time.monotonic() + min(seconds, PROBE_SECONDS)).ping(min(seconds, PROBE_SECONDS))
         except FarpoolError as error:
             return Probe(usable=False, reason=error.message)
         return Probe(usable=True)
 
-    def _opened(self) -> Lanes:
-        with self._lock:
-            if self._closed:
-                raise StaleSlab("the pool is closed; connect again")
+    def _opened(self, deadline: float) -> Lanes:
+        self.check()
+        lanes = self._lanes
+        if lanes is not None:
+            return lanes
+        with self.held(deadline):
             if self._lanes is None:
                 options = self._context.options
                 self._binding = bindings.load(options.get("verbs", bindings.DEFAULT_BINDING))
@@ -72,24 +76,27 @@ class RdmaClient:
 
     def attach(self, ticket: Ticket, seconds: float) -> Region:
         """Return a region that reaches the slab by its key; nothing is waited for."""
-        return self._opened().region(ticket, lambda seconds: self._renew(ticket, seconds))
+        lanes = self._opened(time.monotonic() + seconds)
+        return lanes.region(ticket, lambda seconds: self._renew(ticket, seconds))
 
     def _renew(self, ticket: Ticket, seconds: float) -> Mapping[str, Any]:
         """Attach again. A queue pair to a server that has restarted leads nowhere: idle ones are given up."""
+        deadline = time.monotonic() + seconds
         params = ticket.renew(seconds)
-        self._opened().reset(params["incarnation"])
+        self._opened(deadline).reset(params["incarnation"])
         return params
 
     def awaitable(self, region: Region, ticket: Ticket) -> AwaitableRegion:
         """Return the twin of *region*."""
-        return self._opened().awaitable(region, ticket)
+        return self._opened(time.monotonic() + PROBE_SECONDS).awaitable(region, ticket)
 
     def close(self) -> None:
         """Close the queue pairs. The device goes with the last of them: an operation may still be under way."""
-        with self._lock:
-            self._closed = True
-            lanes, self._lanes = self._lanes, None
-            self._port = None
+        self.end()
+
+    def _let_go(self) -> None:
+        lanes, self._lanes = self._lanes, None
+        self._port = None
         if lanes is not None:
             lanes.close()
 

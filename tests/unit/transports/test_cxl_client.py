@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import stat
 import threading
@@ -99,6 +100,23 @@ def test_another_thread_does_not_hold_it_up_and_closing_ends_both(silent: socket
                 waiting.result(timeout=20)
     with pytest.raises(StaleSlab, match="closed"):
         half.attach(ticket_at(silent), 20.0)
+
+
+def test_closing_in_the_thread_that_attaches_ends_that(silent: socket.socket) -> None:
+    """As a finalizer does, or here a signal's handler: the thread has the lock already, and waits for an answer."""
+    half = client.CxlClient()
+
+    def close(number: int, frame: object) -> None:
+        half.close()
+
+    before = signal.signal(signal.SIGALRM, close)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        with pytest.raises(StaleSlab, match="closed"):
+            half.attach(ticket_at(silent), 20.0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
 
 
 # What the server makes of it --------------------------------------------------------------------------------
