@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from time import monotonic
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, TypeVarTuple, Unpack
 
@@ -20,6 +21,7 @@ from farpool.client import freeing, grants
 from farpool.client.aio_draft import Draft, Reserving
 from farpool.client.aio_versions import AwaitableVersions
 from farpool.client.attachment import Attachment
+from farpool.client.closer import Closer
 from farpool.client.deadlines import deadline_after, seconds_left
 from farpool.client.encryption import Tls
 from farpool.client.opening import Closing, Opening
@@ -35,7 +37,7 @@ from farpool.protocol.grant_messages import GrantInfo
 from farpool.protocol.messages import Quarantined, ServerStat, SlabInfo
 from farpool.protocol.units import Lease
 from farpool.transports.contract import AwaitableRegion, Region
-from farpool.transports.threads import MOST_THREADS, in_own_thread, in_thread, keep
+from farpool.transports.threads import MOST_THREADS, in_thread, keep
 
 __all__ = ["Connecting", "Draft", "Pool", "Slab", "connect"]
 
@@ -76,10 +78,13 @@ class Connecting(Opening["Pool"]):
     async def _open(self) -> Pool:
         deadline = deadline_after(self._arguments[2], DEFAULT_TIMEOUT)
         threads = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="farpool-aio")
+        closer = Closer()
         try:
-            return Pool(*await in_thread(threads, deadline, _close_opened, open_session, *self._arguments), threads)
+            opened = await in_thread(threads, deadline, _close_opened, open_session, *self._arguments)
+            return Pool(*opened, threads, closer)
         except BaseException:
             threads.shutdown(wait=False)
+            closer.stop()
             raise
 
 
@@ -88,9 +93,12 @@ class Pool(PoolHandle):
 
     _label = "farpool.aio.Pool"
 
-    def __init__(self, session: Session, selection: Selection, timeout: float, threads: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, session: Session, selection: Selection, timeout: float, threads: ThreadPoolExecutor, closer: Closer
+    ) -> None:
         super().__init__(session, selection, timeout)
         self._threads = threads
+        self._closer = closer
         self._waits: ThreadPoolExecutor | None = None
         self._ending: Future[None] | None = None
 
@@ -164,10 +172,9 @@ class Pool(PoolHandle):
 
         The session ends even if the result is never awaited; awaiting it waits for the server's answer.
         """
-        if self._ending is None:
-            self._ending = in_own_thread(self._end)
-            self._dismiss_threads()
         ending = self._ending
+        if ending is None:
+            ending = self._ending = self._begin_end()
         return Closing(lambda: asyncio.shield(asyncio.wrap_future(ending)))
 
     async def __aenter__(self) -> Self:
@@ -186,13 +193,18 @@ class Pool(PoolHandle):
         try:
             warnings.warn(f"{self!r} was never closed; use async with", ResourceWarning, source=self, stacklevel=2)
         finally:
-            self._dismiss_threads()
-            self._end(patience=0.0)
+            self._begin_end()
 
-    def _dismiss_threads(self) -> None:
+    def _begin_end(self) -> Future[None]:
+        ending = self._closer.do(self._dismiss_threads_and_end, partial(self._end, patience=0.0))
+        self._closer.stop()
+        return ending
+
+    def _dismiss_threads_and_end(self) -> None:
         self._threads.shutdown(wait=False)
         if self._waits is not None:
             self._waits.shutdown(wait=False)
+        self._end()
 
     # What slabs need of their pool --------------------------------------------------------------------------
 
@@ -229,24 +241,23 @@ class Pool(PoolHandle):
         return await self._run(deadline, keep, versions.renew, seen, error)
 
     def discard(self, draft: Draft) -> Closing:
-        """Begin to end a draft that was not committed; awaiting it takes no longer than a call may."""
-        deadline = self._deadline(None)
-        ended = Future[None]()
-        ended.set_result(None)
-        if self._ending is None and not self._session.closed and not draft.committed:
-            with suppress(RuntimeError):  # no thread is to be had: it ends with its session
-                ended = self._threads.submit(draft.discard_now, deadline)
-        return Closing(lambda: self._await_discarded(ended, deadline))
+        """Begin to end a draft that was not committed; awaiting it takes 1 s at most, or a call's time if less."""
+        deadline = self.goodbye_deadline()
+        if self._ending is not None or self._session.closed or draft.committed:
+            return Closing(partial(asyncio.sleep, 0))
+        ended = self._closer.do(
+            partial(self._discard, draft, deadline), partial(draft.discard_now, monotonic()), self._threads
+        )
+        return Closing(partial(_await_until, deadline, ended))
 
-    async def _await_discarded(self, ended: Future[None], deadline: float) -> None:
-        with suppress(TimeoutError):  # a thread may still be waited for
-            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(ended)), seconds_left(deadline))
+    def _discard(self, draft: Draft, deadline: float) -> None:
+        draft.discard_now(deadline)
+        self._session.flush()  # what came too late for an answer
 
     def flush(self) -> None:
         """Tell the server in a thread what was let go; where none is to be had, with the next request."""
         if self._ending is None:
-            with suppress(RuntimeError):
-                self._threads.submit(self._session.flush)
+            self._closer.do(self._session.flush, _nothing, self._threads)
 
     def _check(self) -> None:
         self._session.check()
@@ -269,7 +280,9 @@ class Slab(SlabHandle):
     """One attached slab whose data methods are awaited; see :class:`farpool.Slab`.
 
     ``view``, ``array``, ``map``, ``flush`` and ``invalidate`` are plain methods. They wait for nobody, but where the
-    slab's memory was replaced since it was last used: for that they hold the event loop for 0.25 s at most.
+    slab's memory was replaced since it was last used: for that they hold the event loop for 0.25 s at most, or the
+    pool's ``timeout`` if that is less. What ``view``, ``array`` and ``map`` show of a slab that was ever committed they
+    verify, in the loop: a crc32c of all of it, at some GB a second. Show parts of a large slab, or do it in a thread.
     """
 
     _label = "farpool.aio.Slab"
@@ -362,6 +375,19 @@ class Slab(SlabHandle):
     ) -> None:
         with keep_error(error):
             await self.close()
+
+
+def _nothing() -> None:
+    """Leave it to the next request."""
+
+
+async def _await_until(deadline: float, ended: Future[None]) -> None:
+    """Await the end of something, and what came of it, unless that takes until *deadline*."""
+    if not ended.done():
+        with suppress(TimeoutError):  # a thread may still be waited for
+            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(ended)), seconds_left(deadline))
+        return
+    ended.result()
 
 
 def _undo(attachment: Attachment) -> None:

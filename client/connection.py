@@ -83,6 +83,7 @@ class Connection:
         self._calls: dict[int, Call] = {}
         self._followers: dict[int, Call] = {}
         self._reader: Call | None = None
+        self._reading = 0  # the thread of that one
         self._failure = ""
         self._farewell = ""
         self.on_end: Callable[[], None] = _nothing
@@ -224,8 +225,13 @@ class Connection:
             if call.done or self._reader is None or self._reader is call:
                 self._followers.pop(call.id, None)
                 if not call.done:
-                    self._reader = call
+                    self._reader, self._reading = call, threading.get_ident()
                 return True
+            if self._reading == threading.get_ident():  # a finalizer's call, in the middle of the leader's
+                raise DeadlineExceeded(
+                    f"the reply to {call.request.operation} is not waited for: a finalizer asks, in the middle of a "
+                    "call of the thread that reads all replies"
+                )
             if call.gate is None:
                 call.gate = threading.Lock()
             call.gate.acquire(blocking=False)  # shut it, if an opening came just as its wait timed out

@@ -7,7 +7,7 @@ from typing import Protocol, Self
 
 from farpool.client.attachment import Attachment
 from farpool.client.deadlines import deadline_after
-from farpool.client.freeing import free
+from farpool.client.freeing import discard
 from farpool.client.signatures import Batch, CompareSwap, FetchAdd, Gather, Load, Read, Scatter, Store, Transfer
 from farpool.client.slab import DATA_METHODS, SlabHandle, keep_error
 from farpool.client.tally import TalliedRegion, Tally
@@ -23,6 +23,10 @@ class Committer(Protocol):
 
     def commit_drafts(self, drafts: list[DraftHandle], deadline: float) -> list[SlabInfo]:
         """Commit drafts, all or none."""
+        ...
+
+    def goodbye_deadline(self) -> float:
+        """Return until when what is closed now may wait for the server."""
         ...
 
 
@@ -62,12 +66,15 @@ class DraftHandle(SlabHandle):
         )
 
     def discard_now(self, deadline: float) -> None:
-        """End the draft unless it was committed; one that has ended already is no error. ``RegionInUse``."""
+        """End the draft unless it was committed; one that has ended already is no error. ``RegionInUse``.
+
+        What the server has not confirmed by *deadline* it is told with the next request.
+        """
         if self.committed:
             return
         self.committed = True
         try:
-            free(self.attachment, deadline)
+            discard(self.attachment, deadline)
         except RegionInUse:
             self.committed = False
             raise
@@ -131,10 +138,12 @@ class Draft(DraftHandle):
     def close(self) -> None:
         """Discard the draft unless it was committed. Idempotent.
 
+        Waits at most 1 s for the server, or the pool's ``timeout`` if that is less.
+
         Raises:
             RegionInUse: arrays or views made from it are alive; delete them first.
         """
-        self.discard_now(deadline_after(None, self.attachment.ticket.timeout))
+        self.discard_now(self._pool.goodbye_deadline())
 
     def __enter__(self) -> Self:
         return self

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from farpool.client.attachment import Attachment, Attachments
 from farpool.client.pipeline import Pipeline
 from farpool.client.succession import Bond
-from farpool.protocol.errors import FarpoolError, PermissionDenied, ReadOnly, RegionInUse
+from farpool.protocol.errors import DeadlineExceeded, FarpoolError, PermissionDenied, ReadOnly, RegionInUse, ServerLost
 from farpool.protocol.messages import Done, Free
 
-__all__ = ["abandon", "free", "free_many"]
+__all__ = ["abandon", "discard", "free", "free_many"]
 
 
 def free(attachment: Attachment, deadline: float) -> None:
@@ -21,9 +21,23 @@ def free(attachment: Attachment, deadline: float) -> None:
         ReadOnly: it is for reading only; nothing was freed.
         PermissionDenied: the slab is another tenant's; nothing was freed.
     """
-    owner = attachment.owner
-    owner.session.check()
+    attachment.session.check()
+    _free(attachment, _let_go(attachment), deadline)
+
+
+def discard(attachment: Attachment, deadline: float) -> None:
+    """End a draft as :func:`free` does; what the server does not confirm by *deadline* is queued for it."""
+    attachment.session.check()
     request = _let_go(attachment)
+    try:
+        _free(attachment, request, deadline)
+    except (DeadlineExceeded, ServerLost):  # twice is once: no other slab has ever its number
+        attachment.session.part(request, attachment.bond.serial)
+        raise
+
+
+def _free(attachment: Attachment, request: Free, deadline: float) -> None:
+    owner = attachment.owner
     owner.holdings.sweep()
     try:
         attachment.call(request, Done, deadline)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Sequence
 from functools import partial
+from time import monotonic
 from types import TracebackType
 from typing import NoReturn, Self, SupportsIndex
 
@@ -158,6 +159,10 @@ class PoolHandle:
 
     def _deadline(self, timeout: float | None) -> float:
         return deadline_after(timeout, self._timeout)
+
+    def goodbye_deadline(self) -> float:
+        """Return until when what is closed now may wait for the server."""
+        return monotonic() + min(GOODBYE_SECONDS, self._timeout)
 
     def _stat(self, deadline: float) -> ServerStat:
         self._attachments.holdings.sweep()

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
 
 from farpool.protocol.errors import DeadlineExceeded, InvalidArgument, TransportUnavailable
 
-__all__ = ["MOST_THREADS", "in_own_thread", "in_thread", "keep", "not_sent"]
+__all__ = ["MOST_THREADS", "in_thread", "keep", "not_sent"]
 
 Arguments = TypeVarTuple("Arguments")
 T = TypeVar("T")
@@ -64,20 +64,6 @@ async def in_thread(
         raise
     finally:
         timer.cancel()
-
-
-def in_own_thread(function: Callable[[], None]) -> Future[None]:
-    """Run *function* in a thread of its own; in this one if none can be started, as when the interpreter ends."""
-    thread = ThreadPoolExecutor(1, thread_name_prefix="farpool-aio-close")
-    try:
-        return thread.submit(function)
-    except RuntimeError:
-        done = Future[None]()
-        function()
-        done.set_result(None)
-        return done
-    finally:
-        thread.shutdown(wait=False)
 
 
 def keep(result: object) -> None:

@@ -126,7 +126,7 @@ SLAB: Final[Table] = {
 DRAFT: Final[Table] = {
     **DATA,
     "commit": timed(lambda _, on: on.spare["Draft.commit"].commit(timeout=TIMEOUT)),
-    "close": (lambda _, on: on.spare["Draft.close"].close(), DEFAULT),
+    "close": (lambda _, on: on.spare["Draft.close"].close(), GOODBYE_SECONDS),
 }
 LAST: Final[Table] = {"close": (lambda pool, _: pool.close(), GOODBYE_SECONDS)}
 """What ends all the others."""
@@ -138,6 +138,7 @@ ASK_NOBODY: Final = {
     "Pool.commit_drafts": "what commit calls, with the deadline that it makes; not for applications",
     "Pool.awaitable": "aio: makes the twin of a region, which connects when it is first used",
     "Pool.ask": "aio: what grant, revoke and grants of a slab await",
+    "Pool.goodbye_deadline": "a fact",
     "Pool.discard": "aio: what close of a draft awaits",
     "Pool.flush": "aio: what close of a slab calls; it waits in a thread of the pool's",
     "Pool.free": "aio: what free of a slab awaits",

@@ -22,7 +22,9 @@ from tests.faults.test_never_hangs import result_of
 
 import farpool
 import farpool.aio
+from farpool.client.session import GOODBYE_SECONDS
 from farpool.server.embedded import EmbeddedServer
+from farpool.transports.threads import MOST_THREADS
 
 pytestmark = pytest.mark.parametrize("transport", TRANSPORTS)
 
@@ -183,6 +185,19 @@ def test_finalizers_in_the_middle_of_every_call(serve: Serve, transport: str) ->
     assert not unraised
 
 
+FINALIZERS = Path(__file__).with_name("finalizers.py")
+
+
+@pytest.mark.parametrize("what", ["pool", "slab", "draft"])
+@pytest.mark.parametrize("api", APIS)
+def test_finalizers_at_every_place(serve: Serve, transport: str, api: str, what: str) -> None:
+    """The collector runs in a thread that holds some lock, of concurrent.futures perhaps: it is not waited for."""
+    server = serve(transports=[transport])
+    command = [sys.executable, str(FINALIZERS), server.url, transport, api, what]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_handle_that_another_thread_looks_for(serve: Serve, transport: str) -> None:
     """Its memory was replaced, and the server says nothing: close does not wait for the thread that asks."""
     server = serve(transports=[transport])
@@ -218,6 +233,36 @@ def test_a_draft_whose_views_live_is_not_closed(serve: Serve, transport: str) ->
         del view
         draft.close()
         assert pool.stat().slabs == 1
+
+
+@pytest.mark.parametrize("api", APIS)
+async def test_a_draft_is_closed_while_the_server_is_stopped(serve: Serve, transport: str, api: str) -> None:
+    """It takes no longer than the end of a pool, and the server hears of it when it goes on."""
+    server = serve(transports=[transport])
+    with farpool.connect(server.url, transport=transport) as other:
+        of = await opened(server, transport, api)
+        server.suspend()
+        with ends_in_time(GOODBYE_SECONDS, "close"):
+            assert await result_of(of.draft.close()) is None
+        server.resume()
+        until(lambda: other.stat().slabs == 1, "the draft is gone")
+        await result_of(of.pool.close())
+
+
+async def test_a_draft_is_closed_while_all_threads_are_busy(serve: Serve, transport: str) -> None:
+    """Its turn comes too late for an answer: the server is told all the same, before the session ends."""
+    server = serve(transports=[transport])
+    with farpool.connect(server.url, transport=transport) as other:
+        of = await opened(server, transport, "aio")
+        server.suspend()
+        calls = [asyncio.ensure_future(of.pool.stat(timeout=3.0)) for _ in range(MOST_THREADS)]
+        await asyncio.sleep(0.1)
+        with ends_in_time(GOODBYE_SECONDS, "close"):
+            await of.draft.close()
+        await asyncio.gather(*calls, return_exceptions=True)
+        server.resume()
+        until(lambda: other.stat().slabs == 1, "the draft is gone")
+        await of.pool.close()
 
 
 AT_EXIT = """

@@ -13,6 +13,7 @@ from tests.unit.client.plain_transport import PlainTransport
 from tests.unit.client.scripted_server import WITHIN, ScriptedServer
 
 from farpool.client import aio
+from farpool.client.closer import Closer
 from farpool.client.pool import Pool
 from farpool.client.session import Session
 from farpool.client.transports import Selection, TransportReport
@@ -63,4 +64,4 @@ def pool(server: ScriptedServer, transport: PlainTransport) -> Iterator[Pool]:
 @pytest.fixture
 def make_aio_pool(server: ScriptedServer, transport: PlainTransport) -> Callable[[ThreadPoolExecutor], aio.Pool]:
     """Connect an awaitable pool to ``server``."""
-    return lambda threads: aio.Pool(*parts_of(server, transport), threads)
+    return lambda threads: aio.Pool(*parts_of(server, transport), threads, Closer())
