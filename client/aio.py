@@ -360,10 +360,7 @@ class Slab(SlabHandle):
         Raises:
             RegionInUse: arrays or views made from it are alive; delete them first.
         """
-        let_go = self.attachment.let_go()
-        exclusive = self.exclusive
-        self.versions.close_quietly()
-        if let_go or exclusive:
+        if self.versions.let_go():
             self._pool.flush()
         return Closing(self._twin.close)
 

@@ -58,6 +58,7 @@ class AwaitableVersions:
     async def _follow(self, seen: Attachment, error: StaleSlab, deadline: float) -> None:
         self._versions.check(error)
         fresh = await self._pool.renew(self._versions, seen, error, deadline)
+        self._versions.check(error)  # the handle may have been closed meanwhile
         if fresh is not self._current:
             self._take(fresh)
 

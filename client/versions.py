@@ -118,19 +118,25 @@ class Versions:
             raise ended(self.bond) from error
 
     def close(self) -> None:
+        """Do what :meth:`let_go` does, and tell the server."""
+        self.let_go()
+        self.owner.session.flush()
+
+    def let_go(self) -> bool:
         """Let go of the version that is attached; ``RegionInUse`` while views of it live. Idempotent.
 
-        It waits for no thread that attaches another version at the moment, for as long as that thread's own deadline
-        lets it: whichever of the two comes last lets go of that one.
+        Return whether there is something to tell the server. It waits for no thread that attaches another version at
+        the moment, for as long as that thread's own deadline lets it: whichever of the two comes last lets go of that.
         """
-        seen = self.current
+        seen, told = self.current, self.alone
         if seen is not None:
-            seen.let_go()
+            told |= seen.let_go()
         self.close_quietly()
         attached = self.current
         if attached is not None and attached is not seen:
-            _let_go(attached)
-        self.owner.session.flush()
+            with suppress(RegionInUse):  # views go on showing the version that they were made from
+                told |= attached.let_go()
+        return told
 
     def close_quietly(self) -> None:
         """Follow to no new memory any more, and let others attach the slab; the caller lets go of what is attached."""
@@ -325,14 +331,15 @@ class BriefRegion(VersionedRegion):
     """What a handle of ``farpool.aio`` has for calls that are not awaited: they hold the event loop only briefly."""
 
     def _run(self, work: Callable[[Attachment, float], T], timeout: float | None) -> T:
+        seconds = min(LOOP_SECONDS, self._versions.owner.timeout)
         try:
-            return super()._run(work, LOOP_SECONDS)
+            return super()._run(work, seconds)
         except DeadlineExceeded as late:
             info = self._versions.info
             raise DeadlineExceeded(
                 f"the memory of slab {info.name or f'#{info.id}'} was replaced, and the server has not passed the new "
-                f"within {LOOP_SECONDS} s, the most that an event loop stands still for; await a read of the slab, "
-                "which takes its timeout, and ask again"
+                f"within {seconds} s (an event loop stands still for {LOOP_SECONDS} s at most, or the pool's timeout); "
+                "await a read of the slab, which takes its timeout, and ask again"
             ) from late
 
 
