@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import settle, traces_of
+from tests.faults.lateness import patience, watched_lateness
 
 import farpool
 from farpool.client.pool import Pool
@@ -37,23 +38,13 @@ APIS = ("sync", "aio")
 Serve = Callable[..., EmbeddedServer]
 
 
-ALLOWANCE = float(os.environ.get("FARPOOL_TEST_ALLOWANCE", "1"))
-"""Seconds that a call's end may be late because the machine is busy: its thread waits for its turn among those of the
-tests beside it. On an idle machine it needs a few hundredths; on one that is emulated, some seconds."""
-
-
-def patience(timeout: float) -> float:
-    """Return how long a call with that timeout may take: a tenth more, and what the machine costs."""
-    return timeout * 1.1 + ALLOWANCE
-
-
 @contextmanager
 def ends_in_time(timeout: float, what: str) -> Generator[None]:
     """See that the block, a call with that timeout, ends in time."""
     begun = time.monotonic()
     yield
     took = time.monotonic() - begun
-    assert took < patience(timeout), f"{what} took {took:.2f} s, with a deadline of {timeout} s"
+    assert took < patience(timeout, begun), f"{what} took {took:.2f} s, with a deadline of {timeout} s"
 
 
 def until(true: Callable[[], bool], what: str) -> None:
@@ -183,6 +174,13 @@ def start_client(nothing_left: None) -> Iterator[StartClient]:
 @pytest.fixture(autouse=True)
 def nothing_left(no_child_left: None, no_leak: None) -> None:
     """Hold every test here to its processes, descriptors and threads; ``serve`` does so for the servers' side."""
+
+
+@pytest.fixture(autouse=True)
+def lateness(nothing_left: None) -> Iterator[None]:
+    """Measure how late the machine is, while calls are held to their deadlines."""
+    with watched_lateness():
+        yield
 
 
 @pytest.fixture

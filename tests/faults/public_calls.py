@@ -36,8 +36,8 @@ TIMEOUT: Final = 0.5
 """Seconds that calls which take a timeout are given."""
 
 DEFAULT: Final = 1.6
-"""Seconds that the pool gives the others. More than a call may be late, so that one which keeps to it, and should keep
-to less, is found."""
+"""Seconds that the pool gives the others. More than a call of a second may take, so that one which keeps to it, and
+should keep to less, is found."""
 
 LOOP: Final = 0.25
 """Seconds that a call of ``farpool.aio`` may hold the event loop for, whatever its deadline."""

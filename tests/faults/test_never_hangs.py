@@ -1,8 +1,8 @@
 """Every public call ends by its deadline, whatever the server does: ``public_calls`` has the table of them.
 
 All calls are made at once, each in a thread or a task of its own, so that those which wait for the same lock or the
-same connection are held to their own deadlines. A call may last a tenth more than its timeout, and what ``patience``
-allows: on two cores that are busy with other tests, a thread waits for its turn now and then, for up to a second.
+same connection are held to their own deadlines. A call may last a tenth more than its timeout, and as much longer as a
+thread that only sleeps is woken up late beside it: see ``lateness``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from typing import Any, Final, cast
 import pytest
 from tests.certificates import authority
 from tests.faults import public_calls
-from tests.faults.conftest import Serve, folder, patience
+from tests.faults.conftest import Serve, folder
+from tests.faults.lateness import patience
 from tests.faults.muted import MutedRoad
 from tests.faults.public_calls import DEFAULT, LOOP, NBYTES, TIMEOUT, Call, Subject
 from tests.faults.test_full import small
@@ -168,7 +169,7 @@ class Findings:
 
     def note(self, name: str, took: float, seconds: float, error: BaseException | None) -> None:
         """Look at how a call has ended."""
-        if took >= patience(seconds):
+        if took >= patience(seconds, time.monotonic() - took):
             self.found.append(f"{self._api} {name} took {took:.2f} s, with a deadline of {seconds} s ({error!r})")
         if error is not None and not isinstance(error, farpool.FarpoolError):
             self.found.append(f"{self._api} {name} raised {error!r}")
