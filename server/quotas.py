@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
-from farpool.protocol.errors import QuotaExceeded
+from farpool.protocol.errors import PermissionDenied, QuotaExceeded
 from farpool.protocol.units import format_bytes
 
-__all__ = ["NO_QUOTA", "Account", "Quota", "Rates", "check_sessions"]
+__all__ = ["NO_QUOTA", "Account", "Quota", "Rates", "check_sessions", "check_share_of_sessions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,18 @@ def check_sessions(tenant: str, quota: Quota, sessions: int) -> None:
             f"quota raised: farpool quota set {tenant} --sessions N",
             used=sessions,
             limit=quota.sessions,
+        )
+
+
+def check_share_of_sessions(tenant: str, limit: int, sessions: int) -> None:
+    """Raise ``PermissionDenied`` if one more session is more than half of the server's *limit*."""
+    share = -(-limit // 2)
+    if sessions >= share:
+        raise PermissionDenied(
+            f'the tenant "{tenant}" has {sessions} sessions, and no tenant has more than half of the server\'s {limit} '
+            "while there are several; close some, or serve with a higher max_sessions",
+            used=sessions,
+            limit=share,
         )
 
 

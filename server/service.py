@@ -58,7 +58,7 @@ from farpool.server.handover import Handover
 from farpool.server.lifecycle import REVOKED, Lifecycle
 from farpool.server.long_work import LONG_BYTES
 from farpool.server.peers import Peer
-from farpool.server.quotas import Rates, check_sessions
+from farpool.server.quotas import Rates, check_sessions, check_share_of_sessions
 from farpool.server.reports import SERVER_NAME, Reports
 from farpool.server.sessions import Channel, Session
 from farpool.server.slabs import Slab
@@ -70,7 +70,7 @@ __all__ = ["RESERVED_SESSIONS", "Limits", "PoolService"]
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("farpool.service")
 
-RESERVED_SESSIONS: Final = 2
+RESERVED_SESSIONS: Final = 8
 """Beyond the limit, for local processes of the server's own user: the operator gets in when clients have it all."""
 
 GIVE_BACK: Final = (Detach, Free, Revoke)
@@ -153,7 +153,10 @@ class PoolService:
         else:
             assert identity is not None
             if not peer.administrator:  # who else would raise the quota?
-                check_sessions(identity.tenant, self.tenants.limits(identity.tenant), sessions.count(identity.tenant))
+                count = sessions.count(identity.tenant)
+                check_sessions(identity.tenant, self.tenants.limits(identity.tenant), count)
+                if len(self.tenants) > 1:
+                    check_share_of_sessions(identity.tenant, self.limits.max_sessions, count)
             limit = self.limits.max_sessions + (RESERVED_SESSIONS if peer.administrator else 0)
             session = self.life.open_session(identity.tenant, channel, limit, peer.pid, peer.host)
         session.administrator = peer.administrator

@@ -14,6 +14,7 @@ from farpool.protocol.messages import (
     Detach,
     Done,
     Free,
+    Goodbye,
     Hello,
     Reserve,
     ServerStat,
@@ -105,6 +106,23 @@ def test_sessions(server: EmbeddedServer, connect: Connect, administrator: Any, 
     again.ask(Stat(), ServerStat)
     limit(administrator, max_sessions=2)
     open_as(connect, server, "small")
+
+
+def test_one_of_several_tenants_has_half_of_all_sessions(connect: Connect) -> None:
+    with serve_embedded(capacity="1MiB", transports=["tcp"], max_sessions=5) as server:
+        crowd = [open_as(connect, server, "default") for _ in range(4)]
+        administrator = connect(server.url)
+        administrator.ask(TenantAdd(tenant="small"), Done)
+        with pytest.raises(PermissionDenied, match=r'"default" has 5 sessions.*half of the server\'s 5.*max_sessions'):
+            open_as(connect, server, "default")
+        for client in crowd[:3]:
+            client.ask(Goodbye(), Done)
+        crowd.append(open_as(connect, server, "default"))
+        with pytest.raises(PermissionDenied, match=r'"default" has 3 sessions'):
+            open_as(connect, server, "default")
+        for _ in range(2):
+            open_as(connect, server, "small")
+        connect(server.url)
 
 
 def test_requests_a_second(administrator: Any, small: Any) -> None:
