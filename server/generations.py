@@ -6,7 +6,6 @@ The file never shrinks and is never replaced, since clients keep it mapped over 
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import heapq
 import os
@@ -24,7 +23,7 @@ SLOTS: Final = 1 << 20
 
 WORD_BYTES: Final = 8
 STEP_BYTES: Final = 64 << 10
-"""The file is sparse; this much of it is backed with pages at a time, before a word in it is touched."""
+"""The file is sparse; this much of it is backed with pages at a time, before a word in it is touched or told of."""
 SESSIONS_STEP_BYTES: Final = 16 << 10
 """So it is where sessions have their words: more than the sessions that a server has by default."""
 
@@ -110,7 +109,7 @@ class GenerationFile:
 
     def __init__(self, path: str, dir_fd: int) -> None:
         self.path = path
-        self.watched_offset = SLOTS * WORD_BYTES
+        self.watched_offset = self._marks_offset = SLOTS * WORD_BYTES
         self._sessions_offset = 2 * SLOTS * WORD_BYTES
         self.nbytes = 3 * SLOTS * WORD_BYTES
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -130,7 +129,7 @@ class GenerationFile:
 
     def largest(self) -> tuple[int, int]:
         """Return the largest generation and the largest number of a session that words hold."""
-        parts = self._stored(0, self.watched_offset), self._stored(self._sessions_offset, self.nbytes)
+        parts = self._stored(0, self._marks_offset), self._stored(self._sessions_offset, self.nbytes)
         generation, number = (largest_number(word for _, word in part) for part in parts)
         return generation, number
 
@@ -140,7 +139,11 @@ class GenerationFile:
             if offset // WORD_BYTES not in live:
                 self._words.store(offset, 0)
         self._fresh = max(live, default=-1) + 1
-        self._back(self._fresh)
+        try:
+            self._back(self._fresh)
+        except PoolFull:  # an earlier version left holes where marks are: who waits looks by itself
+            self.watched_offset = 0
+            self._back(self._fresh)
         for slot, generation in live.items():
             self._words.store(slot * WORD_BYTES, generation)
         self._free = [slot for slot in range(self._fresh) if slot not in live]
@@ -172,11 +175,9 @@ class GenerationFile:
         return self._words.load(slot * WORD_BYTES)
 
     def watch(self, slot: int, mark: int) -> None:
-        """Show clients which word of the slab somebody waits for; without room for it they look by themselves."""
-        at = self.watched_offset + slot * WORD_BYTES
-        with contextlib.suppress(OSError):
-            os.posix_fallocate(self._fd, at, WORD_BYTES)
-            self._words.store(at, mark)
+        """Show clients which word of the slab somebody waits for; without marks who waits looks by itself."""
+        if self.watched_offset:
+            self._words.store(self.watched_offset + slot * WORD_BYTES, mark)
 
     def restore_sessions(self, known: Collection[int]) -> dict[int, int]:
         """Keep the words of the sessions *known*, and zero all others; return where those are that have one."""
@@ -203,6 +204,8 @@ class GenerationFile:
         end = -(-slots * WORD_BYTES // STEP_BYTES) * STEP_BYTES
         if end > self._backed:
             self._reserve(self._backed, end)
+            if self.watched_offset:  # clients look at the mark with the word
+                self._reserve(self.watched_offset + self._backed, self.watched_offset + end)
             self._backed = end
 
     def _back_sessions(self, end: int) -> None:
@@ -212,7 +215,7 @@ class GenerationFile:
             self._sessions_backed = end
 
     def _reserve(self, start: int, end: int) -> None:
-        # A store into a hole of a full tmpfs would be a SIGBUS: have the pages first.
+        # A store into a hole of a full tmpfs is a SIGBUS, and so is a client's load: have the pages first.
         try:
             os.posix_fallocate(self._fd, start, end - start)
         except OSError as error:

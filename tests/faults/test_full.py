@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -111,6 +112,65 @@ def test_a_full_file_system_is_pool_full_and_no_sigbus(small: Path, serve: Serve
         slabs.pop().free()
         (small / "other").unlink()
         assert pool.allocate(400_000).read(8) == bytes(8)
+
+
+OPEN_AND_USE = """
+import sys
+import farpool
+
+with farpool.connect(sys.argv[1], transport="cxl") as pool:
+    slab = pool.open("made over tcp")
+    slab.write(b"abc")
+    assert slab.fetch_add(8, 1) == 0
+    assert slab.read(3) == b"abc"
+"""
+"""In a process of its own, which a SIGBUS would end."""
+
+
+@pytest.mark.root
+def test_a_client_over_cxl_that_comes_when_all_is_full_meets_no_sigbus(small: Path) -> None:
+    """It looks at its slab's words and at the mark of who waits: a page that nobody has touched before."""
+    with (
+        farpool.serve_embedded(arena=small, capacity="64MiB") as server,
+        farpool.connect(server.url, transport="tcp") as pool,
+    ):
+        pool.allocate(4096, name="made over tcp")
+        fill_the_rest(small)
+        subprocess.run([sys.executable, "-c", OPEN_AND_USE, server.url], check=True, timeout=60)
+
+
+@pytest.mark.root
+def test_a_slot_whose_mark_has_no_memory_is_not_given(small: Path) -> None:
+    fd = os.open(small, os.O_RDONLY | os.O_DIRECTORY)
+    with ExitStack() as undo:
+        undo.callback(os.close, fd)
+        words = GenerationFile(f"{small}/generations", fd)
+        undo.callback(words.close)
+        words.restore({})
+        fill_the_rest(small)
+        with (small / "other").open("r+b") as other:
+            other.truncate(other.seek(0, os.SEEK_END) - (68 << 10))  # the words of 8,192 slots, and not their marks
+        with pytest.raises(farpool.PoolFull):
+            words.take_slot()
+        (small / "other").unlink()
+        words.watch(words.take_slot(), 9)
+
+
+@pytest.mark.root
+def test_a_start_that_finds_no_memory_for_marks_offers_none(small: Path) -> None:
+    """An earlier version left holes there: a client must not be told of them."""
+    fd = os.open(small, os.O_RDONLY | os.O_DIRECTORY)
+    with ExitStack() as undo:
+        undo.callback(os.close, fd)
+        words = GenerationFile(f"{small}/generations", fd)
+        undo.callback(words.close)
+        os.posix_fallocate(words_fd := os.open(words.path, os.O_RDWR), 0, 64 << 10)
+        os.close(words_fd)
+        fill_the_rest(small)
+        words.restore({3: 7})
+        assert (words.load(3), words.watched_offset) == (7, 0)
+        words.watch(3, 9)
+        words.store(words.take_slot(), 8)
 
 
 @pytest.mark.root
