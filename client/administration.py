@@ -9,6 +9,7 @@ from typing import Self, TypeVar
 from farpool.client.credentials import find_credentials
 from farpool.client.deadlines import deadline_after, parse_timeout
 from farpool.client.dialing import find_address
+from farpool.client.encryption import find_tls
 from farpool.client.session import Session
 from farpool.protocol.credentials import TOKEN_BYTES, verifier_of
 from farpool.protocol.message_base import Done, Reply, Request
@@ -42,7 +43,8 @@ class Administration:
 
     def __init__(self, url: str | None, timeout: float) -> None:
         self._timeout = parse_timeout(timeout)
-        self._session = Session(find_address(url), find_credentials())
+        address = find_address(url)
+        self._session = Session(address, find_credentials(), find_tls(address, None))
 
     def __enter__(self) -> Self:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farpool.protocol.addresses import Address
@@ -14,7 +15,7 @@ from farpool.protocol.units import shown
 if TYPE_CHECKING:
     from farpool.native.tls import TlsClient, TlsConnection
 
-__all__ = ["Tls", "encrypt", "find_tls"]
+__all__ = ["Tls", "encrypt", "find_tls", "refuse_clear"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,27 @@ def find_tls(address: Address, tls: Tls | None, environment: Mapping[str, str] |
         field.name: getattr(chosen, field.name) or environment.get(f"FARPOOL_TLS_{field.name.upper()}") or None
         for field in fields(Tls)
     }
+    if found["certificate"] and not found["key"]:
+        _require_key_in(found["certificate"])
     return TlsClient(found["server_name"] or address.host, found["ca"], found["certificate"], found["key"])
+
+
+def _require_key_in(certificate: str | os.PathLike[str]) -> None:
+    try:
+        content = Path(certificate).read_bytes()
+    except OSError:
+        return  # said by whoever opens it to use it
+    if b"PRIVATE KEY-----" not in content:
+        raise InvalidArgument(
+            f"the certificate {os.fspath(certificate)!r} comes without its key: name the key's file in "
+            "FARPOOL_TLS_KEY or farpool.Tls(key=...), or append it to the certificate's file"
+        )
+
+
+def refuse_clear(address: Address, tls: TlsClient | None) -> None:
+    """Raise ``InvalidArgument`` if *address* is one of TLS, and *tls* is none: whoever is in between could answer."""
+    if address.tls and tls is None:
+        raise InvalidArgument(f"{address} is reached by TLS alone, and was to be in clear; nothing was sent")
 
 
 def encrypt(fd: int, address: Address, tls: TlsClient | None, deadline: float) -> TlsConnection | None:

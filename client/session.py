@@ -23,7 +23,7 @@ from farpool.client.connection import Connection, Late
 from farpool.client.credentials import ANONYMOUS, Credentials
 from farpool.client.deadlines import seconds_left
 from farpool.client.dialing import dial
-from farpool.client.encryption import encrypt
+from farpool.client.encryption import encrypt, refuse_clear
 from farpool.client.keeper import keep, look_after, release
 from farpool.client.parting import EVERY_SESSION, Parting
 from farpool.client.succession import Bond, Succession
@@ -262,6 +262,7 @@ class Session:
                 ) from cause
 
     def _connect(self, deadline: float) -> Connection:
+        refuse_clear(self.address, self.tls)
         fd = dial(self.address, deadline)
         channel = ControlChannel(fd, MAX_FRAME_BYTES, encrypt(fd, self.address, self.tls, deadline))
         connection = Connection(channel, self._parting, self._event)

@@ -20,6 +20,7 @@ from tests.certificates import Certificate, authority, stranger
 
 import farpool
 from farpool.cli.main import main
+from farpool.client.session import Session
 from farpool.protocol.addresses import parse_address
 from farpool.server.embedded import EmbeddedServer, serve_embedded
 
@@ -99,6 +100,34 @@ def test_from_the_environment(server: EmbeddedServer, monkeypatch: pytest.Monkey
     monkeypatch.setenv("FARPOOL_TLS_CA", str(authority().ca))
     assert connect_sync(server.tcp_url, None) == "default"
     assert main(["status", "--url", server.tcp_url]) == 0
+
+
+@pytest.mark.parametrize(
+    "command", [("tenant", "list"), ("quota", "set", "alice", "--slabs", "1"), ("status", "--tenants")]
+)
+def test_administration_speaks_tls(
+    server: EmbeddedServer,
+    command: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """A stranger in between would be sent the verifiers of tokens. Over TLS no more is asked for than rights."""
+    assert main([*command, "--url", server.tcp_url]) == 4
+    assert "name its authority" in capfd.readouterr().err
+    monkeypatch.setenv("FARPOOL_TLS_CA", str(authority().ca))
+    assert main([*command, "--url", server.tcp_url]) == 4
+    assert "administrators" in capfd.readouterr().err
+
+
+def test_an_address_of_tls_is_never_dialled_in_clear() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        session = Session(parse_address(f"farpools://127.0.0.1:{listener.getsockname()[1]}"))
+        with pytest.raises(farpool.InvalidArgument, match="TLS alone"):
+            session.open(time.monotonic() + WITHIN)
+        session.close()
+        with pytest.raises(BlockingIOError):
+            listener.accept()
 
 
 @BOTH
@@ -395,3 +424,9 @@ def test_what_cannot_be_served_is_one_line_and_exit_code_2(
 def test_what_no_client_can_use(tls: Any, words: str) -> None:
     with pytest.raises(farpool.InvalidArgument, match=words):
         farpool.connect("farpools://127.0.0.1:1", tls=tls)
+
+
+def test_a_certificate_whose_key_was_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARPOOL_TLS_CERTIFICATE", str(authority().server().certificate))
+    with pytest.raises(farpool.InvalidArgument, match="FARPOOL_TLS_KEY"):
+        farpool.connect("farpools://127.0.0.1:1")
