@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import msgspec
+
 from farpool.protocol.message_base import Done, Reply, Request
 
 __all__ = ["TAKEOVER_VERSION", "Inheritance", "LetGo", "Takeover"]
@@ -18,6 +20,8 @@ class Inheritance(Reply, frozen=True, kw_only=True):
     descriptors: list[str]
     """``lock`` of the arena, and a listening socket for each other name, in the order of the descriptors."""
     pid: int
+    exposure: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+    """Who reaches the running server, and who gets in, by setting; empty if it does not tell."""
 
 
 class Takeover(Request, frozen=True, kw_only=True):

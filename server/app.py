@@ -30,6 +30,7 @@ from farpool.server.encryption import Keys
 from farpool.server.generations import Generations
 from farpool.server.handover import Handover
 from farpool.server.lifecycle import Lifecycle
+from farpool.server.likeness import exposure_of
 from farpool.server.listeners import UnixListener, bind_tcp, refuse_exposure
 from farpool.server.live_settings import LiveSettings
 from farpool.server.long_work import threads_for_long_work
@@ -103,7 +104,7 @@ class Server:
 
     def __init__(self, settings: ServerSettings, *, takeover: bool = False) -> None:
         self._settings = LiveSettings(settings)
-        self.handover = Handover(settings.arena, settings.state_dir, self._descriptors, self._tell)
+        self.handover = Handover(settings.arena, settings.state_dir, self._descriptors, self._exposure, self._tell)
         self._takeover = takeover
         self.addresses: list[Address] = []
         self._loop = asyncio.get_running_loop()
@@ -301,6 +302,9 @@ class Server:
     def _descriptors(self) -> dict[str, int]:
         """Return what a successor needs; each name but the lock is a listening socket's."""
         return {"lock": self.life.arena.lock_fd, **{name: each.fileno() for name, each in self._sockets.items()}}
+
+    def _exposure(self) -> dict[str, str]:
+        return exposure_of(self._settings.current, self.addresses[1].port)
 
     async def hand_over(self) -> None:
         """Do what is under way, and nothing more; the successor has our sockets, and clients come to it."""

@@ -20,11 +20,17 @@ class Handover:
     """The end of a server that another process takes over from. The loop's thread alone uses it."""
 
     def __init__(
-        self, arena: str, state_dir: str, descriptors: Callable[[], Mapping[str, int]], begin: Callable[[], None]
+        self,
+        arena: str,
+        state_dir: str,
+        descriptors: Callable[[], Mapping[str, int]],
+        exposure: Callable[[], dict[str, str]],
+        begin: Callable[[], None],
     ) -> None:
         self._arena = arena
         self._state_dir = state_dir
         self._descriptors = descriptors
+        self._exposure = exposure
         self._begin = begin
         self._offered_to = 0
         self._line = -1
@@ -51,7 +57,8 @@ class Handover:
             )
         descriptors = self._descriptors()
         self._offered_to = session_id
-        return Inheritance(descriptors=list(descriptors), pid=os.getpid()), list(descriptors.values())
+        told = Inheritance(descriptors=list(descriptors), pid=os.getpid(), exposure=self._exposure())
+        return told, list(descriptors.values())
 
     def let_go(self, session_id: int, line: int) -> None:
         """Begin the end; *line* is a descriptor whose closing tells the successor that it has come."""

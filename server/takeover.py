@@ -25,6 +25,7 @@ from farpool.protocol.messages import (
     encode_request,
 )
 from farpool.protocol.takeover_messages import TAKEOVER_VERSION, Inheritance, LetGo, Takeover
+from farpool.server.likeness import differences, exposure_of
 from farpool.server.schema import SCHEMA_VERSION
 from farpool.server.settings import ConfigurationError, ServerSettings
 
@@ -68,7 +69,8 @@ def take_over(settings: ServerSettings) -> Inherited:
     """Take over from the server at the socket that *settings* name, and return when it has let go of everything.
 
     Raises:
-        ConfigurationError: nobody serves there, or not this arena, or in another version; that server goes on.
+        ConfigurationError: nobody serves there, or not this arena, or in another version, or (unless *settings* say
+            ``insecure``) it lets others in than these would; that server goes on.
     """
     with _Line(settings.unix) as line:
         line.ask(Hello(protocol=PROTOCOL_VERSION, client="farpool serve --takeover", pid=os.getpid()), Welcome)
@@ -81,12 +83,22 @@ def take_over(settings: ServerSettings) -> Inherited:
         answer = line.ask(request, Inheritance)
         inherited = Inherited(dict(zip(answer.descriptors, line.take_descriptors(), strict=False)))
         try:
+            if not settings.insecure:
+                _refuse_differences(settings, answer)
             line.ask(LetGo(), Done)
             line.wait_for_end(answer.pid)
         except BaseException:
             inherited.close()
             raise
     return inherited
+
+
+def _refuse_differences(settings: ServerSettings, running: Inheritance) -> None:
+    if found := differences(running.exposure, exposure_of(settings)):
+        raise ConfigurationError(
+            f"cannot take over from the server at {settings.unix}, whose settings differ: {'; '.join(found)}: "
+            "use its configuration, stop it to change them, or take over all the same with --insecure"
+        )
 
 
 class _Line:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.certificates import authority
 from tests.faults.conftest import APIS, TRANSPORTS, WITHIN, Serve, StartClient, until
 
 import farpool
@@ -89,6 +90,35 @@ def test_what_does_not_fit_is_refused_and_the_server_goes_on(serve: Serve, tmp_p
     with farpool.connect(server.url) as pool:
         assert pool.stat().pid == pid
         assert pool.allocate(4096).read(1) == b"\0"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), "authentication is required, and would be none"),
+        (("--authentication", "required", "--listen", "127.0.0.1:1"), "listen is 127.0.0.1:"),
+        (("--authentication", "required", "--data-listen", "127.0.0.1:1"), "data_listen is 127.0.0.1:0, and would be"),
+    ],
+)
+def test_nobody_is_let_in_by_a_takeover_that_was_not(options: tuple[str, ...], words: str) -> None:
+    with farpool.serve_embedded(capacity="16MiB", authentication="required") as server:
+        pid = server.pid
+        line = refused("--unix", socket_of(server), "--arena", server.arena, "--listen", "127.0.0.1:0", *options)
+        assert words in line
+        assert line.count("would be") == 1
+        with farpool.connect(server.url) as pool:
+            assert pool.stat().pid == pid
+
+
+def test_tls_does_not_end_by_a_takeover() -> None:
+    pytest.importorskip("farpool.native.tls", reason="built only where libssl-dev is: apt-get install libssl-dev")
+    tls = {**authority().server().settings, "client_ca": str(authority().ca)}
+    with farpool.serve_embedded(capacity="16MiB", transports=["tcp"], tls=tls) as server:
+        line = refused("--unix", socket_of(server), "--arena", server.arena, "--listen", "127.0.0.1:0")
+        assert "tls is on, and would be off; client_certificates is required, and would be none" in line
+        pid = server.pid
+        server.take_over()
+        assert server.pid != pid
 
 
 def test_without_a_server_there_is_nothing_to_take_over(tmp_path: Path) -> None:
