@@ -58,7 +58,7 @@ def add(
         _tell(name, None, None, as_json)
         return
     token = new_token()
-    with _kept(token, token_file), Administration(url, timeout) as administration:
+    with _kept(token, token_file, fresh=True), Administration(url, timeout) as administration:
         administration.add_tenant(name, token)
     _tell(name, token, token_file, as_json)
 
@@ -130,11 +130,16 @@ def _tell(name: str, token: bytes | None, token_file: str | None, as_json: bool)
 
 
 @contextmanager
-def _kept(token: bytes, path: str | None) -> Generator[None]:
-    """Write the token beside *path* first, and give it that name once the server knows it."""
+def _kept(token: bytes, path: str | None, *, fresh: bool = False) -> Generator[None]:
+    """Write the token beside *path* first, and give it that name once the server knows it.
+
+    With *fresh* a file that is there already stays: it may be the only copy of another token.
+    """
     if path is None:
         yield
         return
+    if fresh and os.path.lexists(path):
+        raise _taken(path)
     hidden = Path(f"{path}.{secrets.token_hex(4)}")
     try:
         fd = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -146,8 +151,30 @@ def _kept(token: bytes, path: str | None) -> Generator[None]:
         raise InvalidArgument(f"the token cannot be written to {path}: {error.strerror}; nothing was changed") from None
     try:
         yield
-        hidden.replace(path)
+        if fresh:
+            _name(hidden, path)
+        else:
+            hidden.replace(path)
     except BaseException:
         with suppress(OSError):
             hidden.unlink()
         raise
+
+
+def _name(hidden: Path, path: str) -> None:
+    """Give the file its name; should that have been taken meanwhile the file stays, the only copy, under its own."""
+    try:
+        os.link(hidden, path, follow_symlinks=False)
+    except FileExistsError:
+        warn(f"{path} has come to be meanwhile and stays; the token is in {hidden}")
+    except OSError:  # a file system without links
+        hidden.replace(path)
+    else:
+        hidden.unlink()
+
+
+def _taken(path: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"{path} is there already, and may be the only copy of another token; nothing was changed: name another file, "
+        "or remove that one (farpool tenant rotate replaces a tenant's token and its file)"
+    )

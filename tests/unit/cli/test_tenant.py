@@ -65,7 +65,7 @@ def test_a_token_file_is_its_owners_and_complete(cli: Cli, server: EmbeddedServe
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     farpool.connect(server.tcp_url, tenant="filed", token=file.read_text().strip()).close()
     before = file.read_text()
-    assert cli("tenant", "add", "filed", "--token-file", file).code == 4
+    assert cli("tenant", "add", "filed", "--token-file", tmp_path / "other").code == 4
     assert file.read_text() == before
     assert cli("tenant", "rotate", "filed", "--token-file", file, "--json").out == (
         json.dumps({"tenant": "filed", "token_file": str(file)}) + "\n"
@@ -76,6 +76,18 @@ def test_a_token_file_is_its_owners_and_complete(cli: Cli, server: EmbeddedServe
     assert lost.code == 2
     assert "nothing was changed" in lost.err
     assert "nowhere" not in cli("tenant", "list").out
+
+
+def test_a_file_with_a_token_is_not_overwritten(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "bob.token"
+    assert cli("tenant", "add", "bob", "--token-file", file).code == 0
+    before = file.read_text()
+    refused = cli("tenant", "add", "carol", "--token-file", file)
+    assert refused.code == 2
+    assert "name another file" in refused.err
+    assert file.read_text() == before
+    assert list(tmp_path.iterdir()) == [file]
+    assert "carol" not in cli("tenant", "list").out
 
 
 def test_a_tenant_without_a_token(cli: Cli) -> None:
