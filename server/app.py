@@ -160,6 +160,7 @@ class Server:
         turns = Turns(self._loop.call_soon)
         self.service = PoolService(life, tenants, audit, self._settings, boot_clock, epoch, turns)
         self.service.handover = self.handover
+        life.slabs.mappings.several_tenants = self._several_tenants
         await self._listen(inherited)
         log.info("arena ready", arena=arena.path, epoch=epoch, **dataclasses.asdict(restored))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -28,6 +29,7 @@ from farpool.server.reclaiming import Reclaiming
 from farpool.server.sessions import Channel, Session, SessionEvent, SessionTable, Timing
 from farpool.server.slabs import Slab, SlabTable
 from farpool.server.stopping import leave_sessions, renumber, stopped_sessions
+from farpool.server.until_done import until_done
 from farpool.transports.contract import Mode
 
 __all__ = ["EXPIRED", "REPLACED", "REVOKED", "Lifecycle"]
@@ -224,6 +226,9 @@ class Lifecycle:
         self.generations.sessions.end(session.word)
         quiet = event in (SessionEvent.GOODBYE, SessionEvent.STOPPED)
         (log.debug if quiet else log.info)("session ended", session=session.id, reason=event.value)
+        until_done(partial(self._clear_up, session, event))
+
+    def _clear_up(self, session: Session, event: SessionEvent) -> None:
         with self.catalog.together():
             self._let_go_of_unmapped(session, event)
             ending: list[Slab] = []
@@ -238,7 +243,7 @@ class Lifecycle:
                 self.quarantine.begin(session.id, session.pid, session.host)
             else:
                 self.catalog.delete_session(session.id)
-        self._end_some(ending)
+        until_done(partial(self._end_some, ending))
         self.reclaiming.look_again(session.tenant)
 
     def quarantined(self, *, by_host: bool) -> list[Quarantined]:
@@ -303,7 +308,7 @@ class Lifecycle:
                 if slab.state == "live":
                     self.end_slab(slab, REVOKED)
         if len(slabs) > ENDS_IN_ONE_GO:
-            asyncio.get_running_loop().call_soon(self._end_some, slabs[ENDS_IN_ONE_GO:])
+            asyncio.get_running_loop().call_soon(until_done, partial(self._end_some, slabs[ENDS_IN_ONE_GO:]))
 
     def _lease_ended(self, slab: Slab) -> None:
         log.info("lease ended", slab=slab.id, name=slab.name)

@@ -70,6 +70,7 @@ class Making:
         self._slabs.check_room(tenant, name, self._arena.charge(nbytes))
         slab = Slab(
             self._arena,
+            self._slabs.mappings,
             id=self._catalog.next_number("next_slab"),
             generation=self._catalog.next_number("next_generation"),
             slot=self._generations.take_slot(),

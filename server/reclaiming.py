@@ -24,7 +24,8 @@ from farpool.server.arena import Arena
 from farpool.server.catalog import Catalog
 from farpool.server.deadlines import Clock
 from farpool.server.long_work import LONG_BYTES, LongWork
-from farpool.server.slabs import Slab, SlabTable, close_mapping
+from farpool.server.own_mappings import close_mapping
+from farpool.server.slabs import Slab, SlabTable
 
 __all__ = ["Reclaiming"]
 

@@ -66,7 +66,7 @@ def reconcile(
         restored.pid, restored.host = session.pid, session.host
         restored.word = words.get(session.id) or _begin_word(generations, session.id)
     for row in live:
-        slab = _slab_of(row, arena, row.owner if row.owner in known else None)
+        slab = _slab_of(row, arena, slabs, row.owner if row.owner in known else None)
         slab.exclusive = row.exclusive if row.exclusive in known else None
         if row.ttl is not None and slab.owner is None:
             # A deadline of another boot says nothing on this clock: the lease begins anew, and is not cut short.
@@ -75,7 +75,7 @@ def reconcile(
         slabs.admit(slab)
         _hold(slab, slabs, holders[row.id])
     for row in reclaiming:
-        slab = _slab_of(row, arena, None)
+        slab = _slab_of(row, arena, slabs, None)
         slab.state = "reclaiming"
         slabs.add_reclaiming(slab)
         _hold(slab, slabs, holders[row.id])
@@ -167,10 +167,11 @@ def _remove_unknown(arena: Arena, live: list[SlabRow], reclaiming: list[SlabRow]
     return len(unknown)
 
 
-def _slab_of(row: SlabRow, arena: Arena, owner: int | None) -> Slab:
+def _slab_of(row: SlabRow, arena: Arena, slabs: SlabTable, owner: int | None) -> Slab:
     lease: Lease = row.lease if row.ttl is None else row.ttl
     slab = Slab(
         arena,
+        slabs.mappings,
         id=row.id,
         generation=row.generation,
         slot=row.slot,

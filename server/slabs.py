@@ -12,18 +12,15 @@ import math
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-import structlog
-
 from farpool.native.mapping import Mapping as MemoryMapping
-from farpool.protocol.errors import FarpoolError, NameTaken, PoolFull, RegionInUse, SlabNotFound, StaleSlab
+from farpool.protocol.errors import FarpoolError, NameTaken, PoolFull, SlabNotFound, StaleSlab
 from farpool.protocol.units import Lease, format_bytes
 from farpool.server.arena import Arena
+from farpool.server.own_mappings import OwnMappings, close_mapping
 from farpool.server.quotas import Account
 from farpool.transports.contract import Mode
 
-__all__ = ["Checksums", "Slab", "SlabTable", "close_mapping"]
-
-log: structlog.stdlib.BoundLogger = structlog.get_logger("farpool.slabs")
+__all__ = ["Checksums", "Slab", "SlabTable"]
 
 State = Literal["live", "reclaiming", "gone"]
 
@@ -40,7 +37,9 @@ class Slab:
 
     __slots__ = (
         "_arena",
+        "_mapped_for",
         "_mapping",
+        "_mappings",
         "atomics",
         "called_off",
         "charged",
@@ -68,6 +67,7 @@ class Slab:
     def __init__(
         self,
         arena: Arena,
+        mappings: OwnMappings,
         *,
         id: int,  # noqa: A002  the contract's name
         generation: int,
@@ -81,6 +81,9 @@ class Slab:
         draft_of: int | None = None,
     ) -> None:
         self._arena = arena
+        self._mappings = mappings
+        self._mapped_for = tenant
+        """Whom the mapping that it has now is counted for."""
         self.atomics = atomics
         self._mapping: MemoryMapping | None = None
         self.id = id
@@ -148,9 +151,10 @@ class Slab:
         return self._mapping is not None and self._mapping.lost
 
     def memory(self) -> MemoryMapping:
-        """Return the server's own mapping, made on first use."""
+        """Return the server's own mapping, made on first use; raise ``TransportUnavailable`` if it has too many."""
         if self._mapping is None:
-            self._mapping = self._arena.map(self.memory_id, self.nbytes)
+            self._mapping = self._mappings.make(self.tenant, self._arena, self.memory_id, self.nbytes)
+            self._mapped_for = self.tenant
         return self._mapping
 
     def open_descriptor(self, mode: Mode) -> int:
@@ -159,7 +163,7 @@ class Slab:
 
     def exchange_memory(self, draft: Slab) -> None:
         """Take the draft's memory, and give it ours. No transport may know either when this is called."""
-        for name in ("memory_id", "generation", "slot", "_mapping"):
+        for name in ("memory_id", "generation", "slot", "_mapping", "_mapped_for"):
             ours, theirs = getattr(self, name), getattr(draft, name)
             setattr(self, name, theirs)
             setattr(draft, name, ours)
@@ -167,6 +171,8 @@ class Slab:
     def take_memory(self) -> MemoryMapping | None:
         """Give the server's own mapping away, if there is one, for the caller to close."""
         mapping, self._mapping = self._mapping, None
+        if mapping is not None:
+            self._mappings.give_back(self._mapped_for)
         return mapping
 
     def close_memory(self) -> None:
@@ -174,21 +180,13 @@ class Slab:
         close_mapping(self.take_memory())
 
 
-def close_mapping(mapping: MemoryMapping | None) -> None:
-    """Unmap a slab's memory. Any thread may call it."""
-    if mapping is None:
-        return
-    try:
-        mapping.close()
-    except RegionInUse:  # a transport keeps a view although it has revoked the slab
-        log.error("slab memory kept by a transport", nbytes=mapping.nbytes)
-
-
 class SlabTable:
     """Slabs by id, name, owner and holder, with the bytes they are charged. Not thread-safe."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
+        self.mappings = OwnMappings()
+        """What the server has mapped of them."""
         self.allocated = 0
         """Bytes of slabs that can be found, or are being made."""
         self.reclaiming = 0

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import resource
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.faults.conftest import TRANSPORTS, Serve
+from tests.faults.conftest import TRANSPORTS, WITHIN, Serve, is_empty, until
 
 import farpool
 from farpool.server.embedded import EmbeddedServer
@@ -47,3 +49,30 @@ def test_a_server_without_memory_refuses_and_goes_on(serve: Serve, transport: st
             draft.commit()
         assert large.read(32 * MIB) == b"\xa5" * (32 * MIB)
         pool.allocate(64 * MIB).free()
+
+
+CROWD = """
+import sys, farpool
+pool = farpool.connect(sys.argv[1], transport="cxl")
+slabs = [pool.allocate_many([1] * 1000) for _ in range(40)]
+print("made", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_what_an_ended_session_had_goes_once_there_is_memory_for_that(serve: Serve) -> None:
+    """A list of all its slabs takes more than the heap has: that its client has died must not be forgotten."""
+    server = serve(capacity="256MiB")
+    with subprocess.Popen(
+        [sys.executable, "-c", CROWD, server.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as crowd:
+        assert crowd.stdout is not None
+        try:
+            assert crowd.stdout.readline() == "made\n"
+            starve(server)
+        finally:
+            crowd.kill()
+    until(lambda: "no memory to clear up with" in server.log(), "the server has tried to clear up")
+    starve(server, enough=True)
+    with farpool.connect(server.url, transport="cxl", timeout=WITHIN) as pool:
+        until(lambda: is_empty(pool), "all that the session had is gone")

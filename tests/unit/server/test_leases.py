@@ -62,6 +62,7 @@ class World:
     def slab(self, owner: Session, lease: Lease) -> Slab:
         slab = Slab(
             self.arena,
+            self.slabs.mappings,
             id=len(self.slabs) + 1,
             generation=1,
             slot=0,

@@ -70,6 +70,7 @@ class Yard:
         number = next(self._numbers)
         slab = Slab(
             self.arena,
+            self.slabs.mappings,
             id=number,
             generation=number,
             slot=number,
