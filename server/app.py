@@ -37,6 +37,7 @@ from farpool.server.long_work import threads_for_long_work
 from farpool.server.memory_watch import MemoryWatch
 from farpool.server.notify import notify, notify_reloading
 from farpool.server.peers import ProcessWatch
+from farpool.server.rationing import RationedLog
 from farpool.server.reconcile import reconcile
 from farpool.server.service import RESERVED_SESSIONS, PoolService
 from farpool.server.settings import ConfigurationError, ServerSettings, unknown_variables
@@ -194,7 +195,7 @@ class Server:
                 generations_path=generations.path,
                 generations_nbytes=generations.nbytes,
                 settings=transport_settings(settings, name),
-                report=_reporter(name),
+                report=_reporter(name, RationedLog(self._loop)),
                 session_of=life.sessions.served,
                 device=life.arena.device,
                 socket_mode=settings.socket_bits,
@@ -372,9 +373,9 @@ class Server:
         notify("READY=1")
 
 
-def _reporter(transport: str) -> Any:
+def _reporter(transport: str, rationed: RationedLog) -> Any:
     def report(event: str, fields: Mapping[str, Any]) -> None:
-        log.warning(f"data plane: {event}", transport=transport, **fields)
+        rationed.warning(f"data plane: {event}", transport=transport, **fields)
 
     return report
 

@@ -22,6 +22,7 @@ from farpool.protocol.errors import (
 )
 from farpool.protocol.message_base import Request
 from farpool.server.peers import Peer
+from farpool.server.rationing import Allowance
 from farpool.server.sessions import Session
 from farpool.server.settings import ConfigurationError
 
@@ -36,9 +37,6 @@ OBJECT_FIELDS: Final = ("tenant", "name", "id", "slab", "mode", "host", "expires
 """Fields of requests that say what an act was done to, and how."""
 
 LONGEST_TEXT: Final = 256
-REFUSALS_PER_SECOND: Final = 50.0
-BURST: Final = 200.0
-"""Refusals that are noted one by one; of a flood of them the rest is counted, so that nobody fills the disk."""
 
 
 class AuditLog:
@@ -50,9 +48,7 @@ class AuditLog:
 
     def __init__(self, path: str, clock: Callable[[], float]) -> None:
         self.path = path
-        self._clock = clock
-        self._allowance = BURST
-        self._counted_at = clock()
+        self._allowance = Allowance(clock)
         self._suppressed = 0
         self._broken = False
         self._fd = -1
@@ -128,7 +124,7 @@ class AuditLog:
     def _refuse(
         self, who: Mapping[str, Any], act: str, about: Mapping[str, Any], outcome: str, error: FarpoolError, **more: Any
     ) -> None:
-        if self._may_note():
+        if self._allowance.take():
             self.note(who, act, about, outcome, error=type(error).__name__, reason=error.message, **more)
         else:
             self._suppressed += 1
@@ -146,15 +142,6 @@ class AuditLog:
             log.error("audit log cannot be written; what it misses follows here", path=self.path, error=reason)
             self._broken = True
         log.warning("audit", logger="farpool.audit", line=line.decode().strip())
-
-    def _may_note(self) -> bool:
-        now = self._clock()
-        self._allowance = min(BURST, self._allowance + (now - self._counted_at) * REFUSALS_PER_SECOND)
-        self._counted_at = now
-        if self._allowance < 1.0:
-            return False
-        self._allowance -= 1.0
-        return True
 
 
 def _open(path: str) -> int:

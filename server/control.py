@@ -39,6 +39,7 @@ from farpool.server.authentication import Exchange
 from farpool.server.control_stream import ControlStream, Refused
 from farpool.server.encryption import Keys
 from farpool.server.peers import Peer, ProcessWatch, duplicate, lacks_descriptors, pass_descriptors, peer_of
+from farpool.server.rationing import RationedLog
 from farpool.server.service import PoolService
 from farpool.server.sessions import Session, SessionEvent
 from farpool.server.strangers import MAX_STRANGERS, Strangers
@@ -79,6 +80,8 @@ class ControlPlane:
         self.connections: set[Connection] = set()
         self.strangers: Strangers[Connection] = Strangers()
         self.turns = service.turns
+        self.rationed = RationedLog(loop)
+        """For what those cause who have shown nothing yet."""
 
     def connection(self) -> Connection:
         """Make the protocol of a new connection; what ``create_server`` is given."""
@@ -179,7 +182,7 @@ class Connection(asyncio.Protocol):
         self._plane.strangers.remove(self)
         if self._stream.buffered and not self._closing:
             nbytes = self._stream.buffered
-            log.info("connection ended in the middle of a frame", peer=str(self.peer), nbytes=nbytes)
+            self._plane.rationed.info("connection ended in the middle of a frame", peer=str(self.peer), nbytes=nbytes)
         if not self._closing:
             self._closing = True
             self._hear_last_words()
@@ -333,7 +336,7 @@ class Connection(asyncio.Protocol):
         except FarpoolError as error:
             self._fail(request_id, error, request)
             if request.resume is None or not isinstance(error, AuthenticationFailed):
-                log.info("hello refused", peer=str(self.peer), reason=str(error))
+                self._plane.rationed.info("hello refused", peer=str(self.peer), reason=str(error))
                 self.close("its hello was refused")
             return
         self.session = session
@@ -400,7 +403,7 @@ class Connection(asyncio.Protocol):
     # Ends ---------------------------------------------------------------------------------------------
 
     def _refuse(self, reason: str, error: FarpoolError | None = None, alert: bytes | None = None) -> None:
-        log.warning("connection refused", peer=str(self.peer), reason=reason)
+        self._plane.rationed.warning("connection refused", peer=str(self.peer), reason=reason)
         if isinstance(error, REFUSALS):
             self._plane.service.audit.handshake(self.peer, error)
         if alert is not None:

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import json
 import resource
+import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from farpool.protocol.addresses import parse_address
 from farpool.protocol.errors import PoolFull
 from farpool.protocol.messages import Allocate, Attached, Done, Free, Hello, ServerStat, SlabInfo, Stat
-from farpool.server.embedded import serve_embedded
+from farpool.server.embedded import EmbeddedServer, serve_embedded
 
 Connect = Callable[..., Any]
+
+WITHIN = 20.0
+"""Seconds in which a server has to do what it must do; only a failure takes so long."""
+
+FLOOD = 2000
+"""Strangers, more than have a line each if they come within half a minute."""
 
 
 def fill(client: Any, nbytes: int, slabs: list[SlabInfo]) -> None:
@@ -67,6 +76,32 @@ def test_without_descriptors_new_sessions_are_refused_and_old_ones_go_on(connect
         lines = [json.loads(line) for line in server.log().splitlines()]
         assert [line["event"] for line in lines if line["level"] == "error"] == []
         assert sum(line["event"] == "connection refused" for line in lines) == 1
+
+
+def test_a_flood_of_strangers_does_not_fill_the_log() -> None:
+    with serve_embedded(capacity="1MiB", transports=["tcp"]) as server:
+        address = parse_address(server.tcp_url)
+        for _ in range(FLOOD):
+            with socket.create_connection((address.host, address.port), WITHIN) as stranger:
+                stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                while stranger.recv(4096):
+                    pass
+        until = time.monotonic() + WITHIN
+        told: list[int] = []
+        while sum(told) + (noted := count(server, "connection refused")) < FLOOD:
+            assert time.monotonic() < until, server.log()
+            time.sleep(0.05)
+            told = [line["number"] for line in lines_of(server) if line["event"] == "lines left out"]
+        assert noted < FLOOD
+        assert sum(told) + noted == FLOOD
+
+
+def lines_of(server: EmbeddedServer) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in server.log().splitlines()]
+
+
+def count(server: EmbeddedServer, event: str) -> int:
+    return sum(line["event"] == event for line in lines_of(server))
 
 
 def first_answer(client: Any) -> list[Any] | None:
