@@ -107,7 +107,10 @@ class Access:
             return
         grant = self._life.grants.find(session.tenant, slab.id)
         if grant is None:
-            raise StaleSlab(f"slab {slab.id} of generation {slab.life} was freed, revoked or has expired", id=slab.id)
+            raise StaleSlab(
+                f"slab {slab.id} of generation {slab.life} was freed, revoked or has expired; open it again",
+                id=slab.id,
+            )
         if grant.mode == "r" and (wanted == "rw" or alone):
             way = "for oneself" if alone else 'in mode "rw"'
             raise PermissionDenied(

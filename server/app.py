@@ -358,17 +358,22 @@ class Server:
             return
         notify_reloading()
         self.service.audit.reopen()
+        who = {"address": "signal", "administrator": True}  # the kernel does not say whose
         try:
             changes = self._settings.reload(self._keys)
         except ConfigurationError as error:
+            self.service.audit.note(who, "reload", {}, "failed", reason=str(error))
             log.error("settings not reloaded", reason=str(error))
         else:
             current = self._settings.current
             self.life.slabs.capacity = current.capacity
             self.service.tenants.configure(current.tenants)
             logs.configure(current.log_level, current.log_format)
-            who = {"address": "signal", "administrator": True}  # the kernel does not say whose
-            self.service.audit.note(who, "reload", {"settings": sorted(changes.now)}, "done")
+            about = {"settings": sorted(changes.now)}
+            if changes.unread:
+                self.service.audit.note(who, "reload", about, "failed", reason=changes.unread)
+            else:
+                self.service.audit.note(who, "reload", about, "done")
             log.info("settings reloaded", changed=changes.now, need_a_restart=changes.later)
         notify("READY=1")
 

@@ -73,6 +73,13 @@ class Authentication:
         if tenant is not None and (peer.administrator or name in own):
             return Identity(name)
         if self._required():
+            if peer.certificate_name is not None and not own:
+                shown = json.dumps(peer.certificate_name[:80])
+                raise AuthenticationFailed(
+                    f"no tenant has the certificate that this client showed, of the name {shown}; have the server's "
+                    f"administrator write certificates = [{shown}] below [tenants.NAME], or connect with a tenant and "
+                    "its token"
+                )
             raise AuthenticationFailed(
                 "this server lets in nobody whom it does not know; connect with a tenant and its token, for example "
                 "in FARPOOL_TENANT and FARPOOL_TOKEN (the server's administrator makes them: farpool tenant add)"

@@ -21,6 +21,8 @@ class Changes(NamedTuple):
     """The settings that are new from now on, by name."""
     later: list[str]
     """Names of those that wait for a restart."""
+    unread: str
+    """Why the certificate of TLS could not be read again; else empty."""
 
 
 class LiveSettings:
@@ -69,20 +71,21 @@ class LiveSettings:
         before, after = dict(self.current), dict(wanted)
         changed = {key: value for key, value in after.items() if value != before[key]}
         now = {key: value for key, value in changed.items() if key in RELOADABLE}
-        if not _reload_keys(keys, wanted.tls):
+        unread = _reload_keys(keys, wanted.tls)
+        if keys is None or wanted.tls is None or unread:  # TLS comes or goes with a restart alone
             now.pop("tls", None)
         self.current = self.current.model_copy(update=now)
         shown = {key: value for key, value in wanted.model_dump().items() if key in now}
-        return Changes(shown, sorted(set(changed) - set(now)))
+        return Changes(shown, sorted(set(changed) - set(now)), unread)
 
 
-def _reload_keys(keys: Keys | None, wanted: TlsSettings | None) -> bool:
-    """Read the certificate again; return False if it stays as it was: TLS comes or goes with a restart alone."""
+def _reload_keys(keys: Keys | None, wanted: TlsSettings | None) -> str:
+    """Read the certificate again; return why it stays as it was, if it could not be read."""
     if keys is None or wanted is None:
-        return False
+        return ""
     try:
         keys.load(wanted)
     except ConfigurationError as error:
         log.error("the certificate of TLS was not read again", reason=str(error))
-        return False
-    return True
+        return str(error)
+    return ""

@@ -341,7 +341,7 @@ class SlabTable:
         slab = self._slabs.get(slab_id)
         if slab is None or slab.tenant != tenant or slab.life != generation:
             raise StaleSlab(
-                f"slab {slab_id} of generation {generation} was freed, revoked or has expired",
+                f"slab {slab_id} of generation {generation} was freed, revoked or has expired; open it again",
                 id=slab_id,
                 generation=generation,
             )
