@@ -10,6 +10,7 @@ import farpool
 from farpool.cli.options import AsJson, Tenant, Timeout, Url, name_or_id
 from farpool.cli.output import one_line, print_record, print_struct
 from farpool.cli.screens import console, rows_table
+from farpool.client.taking_back import take_back
 from farpool.protocol.units import parse_lease
 
 __all__ = ["grant"]
@@ -34,17 +35,26 @@ def grant(
     if revoke and (grantee is None or expires is not None or mode != "r"):
         raise typer.BadParameter("--revoke takes a TENANT, and neither --mode nor --expires")
     seconds = None if expires is None else _seconds(expires)
-    with farpool.connect(url, tenant=tenant, timeout=timeout) as pool, pool.open(name_or_id(slab), mode="r") as opened:
-        if grantee is None:
-            _list(opened, as_json)
-            return
-        if revoke:
-            opened.revoke(grantee)
-        else:
-            opened.grant(grantee, mode=mode, expires=seconds)
-        if as_json:
-            done = {"revoked": True} if revoke else {"mode": mode, "expires": seconds}
-            print_record({"id": opened.id, "name": opened.name, "tenant": grantee, **done})
+    try:
+        with (
+            farpool.connect(url, tenant=tenant, timeout=timeout) as pool,
+            pool.open(name_or_id(slab), mode="r") as opened,
+        ):
+            info = opened.info
+            if grantee is None:
+                _list(opened, as_json)
+                return
+            if revoke:
+                opened.revoke(grantee)
+            else:
+                opened.grant(grantee, mode=mode, expires=seconds)
+    except farpool.SlabBusy:
+        if not revoke or grantee is None:
+            raise
+        info = take_back(name_or_id(slab), grantee, url=url, tenant=tenant, timeout=timeout)
+    if as_json:
+        done = {"revoked": True} if revoke else {"mode": mode, "expires": seconds}
+        print_record({"id": info.id, "name": info.name, "tenant": grantee, **done})
 
 
 def _seconds(text: str) -> float:

@@ -48,6 +48,20 @@ def test_a_grants_life(cli: Cli, pool: farpool.Pool, server: EmbeddedServer) -> 
     assert records(cli("grant", "weights", "--json")) == []
 
 
+def test_what_a_grantee_has_alone_is_taken_back(cli: Cli, pool: farpool.Pool, server: EmbeddedServer) -> None:
+    with pool.allocate(4096, name="alone", lease="persistent") as slab:
+        slab.grant("reader", mode="rw")
+    with farpool.connect(server.url, tenant="reader", transport="tcp") as other:
+        taken = other.open("alone", exclusive=True)
+        with pytest.raises(farpool.SlabBusy):
+            pool.open("alone")
+        (done,) = records(cli("grant", "alone", "reader", "--revoke", "--json"))
+        assert done == {"id": taken.id, "name": "alone", "tenant": "reader", "revoked": True}
+        with pytest.raises(farpool.StaleSlab, match="open"):
+            taken.read(1)
+    pool.open("alone").free()
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
