@@ -196,6 +196,9 @@ def test_hangup_reloads_what_can_be_reloaded(process: Process, connect: Connect)
     reloaded = next(json.loads(line) for line in process.log().splitlines() if "settings reloaded" in line)
     assert reloaded["changed"] == {"capacity": 3 << 20}
     assert reloaded["need_a_restart"] == ["max_sessions"]
+    acts = [json.loads(line) for line in process.log().splitlines() if '"reload"' in line]
+    assert [line["outcome"] for line in acts] == ["done", "failed"]
+    assert "colour" in acts[1]["reason"]
 
 
 def test_a_drain_tells_refuses_and_ends_when_clients_are_idle(process: Process, connect: Connect) -> None:
