@@ -53,6 +53,9 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("farpool.server")
 IDLE_SECONDS: Final = 0.5
 """A drain ends when nothing was asked for so long."""
 
+DESCRIPTORS_OF_SESSION: Final = 3
+"""Its control connection, the watch over its process and one data connection; a client of many threads takes more."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Embedding:
@@ -122,7 +125,7 @@ class Server:
         settings = self._settings.current
         if not self._settings.authentication_required and not settings.insecure:
             refuse_exposure(settings.listen)
-        _raise_descriptor_limit()
+        _raise_descriptor_limit(settings.max_sessions * DESCRIPTORS_OF_SESSION)
         if unknown := unknown_variables(os.environ):
             log.warning("environment variables ignored: no such settings", names=unknown)
         self._keys = Keys(settings.tls) if settings.tls is not None else None
@@ -390,8 +393,12 @@ def _log_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) ->
     log.error("event loop", message=str(context.get("message", "")), exc_info=error)
 
 
-def _raise_descriptor_limit() -> None:
+def _raise_descriptor_limit(wanted: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit != resource.RLIM_INFINITY and limit < wanted:
+        todo = "raise the limit (LimitNOFILE, ulimit -n), or serve with a lower max_sessions"
+        log.warning("too few file descriptors for max_sessions", limit=limit, wanted=wanted, todo=todo)

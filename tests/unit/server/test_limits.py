@@ -78,6 +78,20 @@ def test_without_descriptors_new_sessions_are_refused_and_old_ones_go_on(connect
         assert sum(line["event"] == "connection refused" for line in lines) == 1
 
 
+def test_a_server_says_at_its_start_that_it_has_too_few_descriptors() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if not 0 < hard < 3 << 18:
+        pytest.skip("the limit of descriptors is above what any number of sessions needs")
+    for sessions, few in ((hard // 3, False), (hard // 3 + 1, True)):
+        with serve_embedded(capacity="1MiB", transports=["tcp"], max_sessions=sessions) as server:
+            lines = [json.loads(line) for line in server.log().splitlines()]
+        said = [line for line in lines if line["event"] == "too few file descriptors for max_sessions"]
+        assert bool(said) is few
+        for line in said:
+            assert (line["limit"], line["wanted"]) == (hard, 3 * sessions)
+            assert "LimitNOFILE" in line["todo"]
+
+
 def test_a_flood_of_strangers_does_not_fill_the_log() -> None:
     with serve_embedded(capacity="1MiB", transports=["tcp"]) as server:
         address = parse_address(server.tcp_url)
