@@ -2,7 +2,8 @@
 
 All calls are made at once, each in a thread or a task of its own, so that those which wait for the same lock or the
 same connection are held to their own deadlines. A call may last a tenth more than its timeout, and as much longer as a
-thread that only sleeps is woken up late beside it: see ``lateness``.
+thread that only sleeps is woken up late beside it: see ``lateness``. That tells nothing of a call which computes while
+others do: what was late is tried once more, and must be in time then.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any, Final, cast
 import pytest
 from tests.certificates import authority
 from tests.faults import public_calls
-from tests.faults.conftest import Serve, folder
+from tests.faults.conftest import folder, watched
 from tests.faults.lateness import patience
 from tests.faults.muted import MutedRoad
 from tests.faults.public_calls import DEFAULT, LOOP, NBYTES, TIMEOUT, Call, Subject
@@ -81,7 +82,7 @@ class Stage:
 
 
 @contextmanager
-def staged(serve: Serve, request: pytest.FixtureRequest, way: str, state: str) -> Generator[Stage]:
+def staged(request: pytest.FixtureRequest, way: str, state: str) -> Generator[Stage]:
     """Serve so that ``break_it`` brings the server, or the way to it, into *state*; mend it in the end."""
     transport = "tcp" if way == "tls" else way
     settings: dict[str, Any] = {"transports": [transport]}
@@ -90,7 +91,7 @@ def staged(serve: Serve, request: pytest.FixtureRequest, way: str, state: str) -
     if state == "full":
         settings |= {"arena": request.getfixturevalue("small") / "arena", "capacity": "7MiB"}
     with ExitStack() as undo:
-        server = serve(**settings)
+        server = undo.enter_context(watched(**settings))
         url = server.tcp_url if way == "tls" else server.url
         stage = Stage(server, url, transport, lambda: None)
         if state == "half-open":
@@ -165,14 +166,22 @@ class Findings:
 
     def __init__(self, api: str) -> None:
         self._api = api
-        self.found: list[str] = []
+        self.late: dict[str, str] = {}
+        """What to say of calls that took too long, by their names."""
+        self.wrong: list[str] = []
+
+    def add(self, others: Findings) -> None:
+        """Take what others have found."""
+        self.late |= others.late
+        self.wrong += others.wrong
 
     def note(self, name: str, took: float, seconds: float, error: BaseException | None) -> None:
         """Look at how a call has ended."""
         if took >= patience(seconds, time.monotonic() - took):
-            self.found.append(f"{self._api} {name} took {took:.2f} s, with a deadline of {seconds} s ({error!r})")
+            label = f"{self._api} {name}"
+            self.late[label] = f"{label} took {took:.2f} s, with a deadline of {seconds} s ({error!r})"
         if error is not None and not isinstance(error, farpool.FarpoolError):
-            self.found.append(f"{self._api} {name} raised {error!r}")
+            self.wrong.append(f"{self._api} {name} raised {error!r}")
 
 
 def make_sync(call: Call, findings: Findings) -> None:
@@ -185,7 +194,7 @@ def make_sync(call: Call, findings: Findings) -> None:
     findings.note(call.name, time.monotonic() - begun, call.seconds, error)
 
 
-def make_all_sync(subject: Subject) -> list[str]:
+def make_all_sync(subject: Subject) -> Findings:
     """Make all calls at once, and the last one after them."""
     findings = Findings("sync")
     calls = list(public_calls.calls_of(subject))
@@ -194,7 +203,7 @@ def make_all_sync(subject: Subject) -> list[str]:
     last = public_calls.last_call_of(subject)
     make_sync(last, findings)
     make_sync(last, findings)
-    return findings.found
+    return findings
 
 
 async def make_awaited(call: Call, findings: Findings) -> None:
@@ -210,7 +219,7 @@ async def make_awaited(call: Call, findings: Findings) -> None:
     findings.note(call.name, time.monotonic() - begun, call.seconds, error)
 
 
-async def make_all_awaited(subject: Subject) -> list[str]:
+async def make_all_awaited(subject: Subject) -> Findings:
     """Make the plain calls one by one, then all others at once, each in a task; the last one after them."""
     findings = Findings("aio")
     plain = [call for call in public_calls.calls_of(subject) if call.name.endswith(PLAIN)]
@@ -225,7 +234,7 @@ async def make_all_awaited(subject: Subject) -> list[str]:
     await make_awaited(last, findings)
     await make_awaited(last, findings)
     watch.cancel()
-    return findings.found
+    return findings
 
 
 PLAIN: Final = (".flush", ".invalidate", ".view", ".array", ".map")
@@ -248,20 +257,29 @@ async def watch_loop(findings: Findings) -> None:
         for state in states
     ],
 )
-async def test_every_call_ends_in_time(serve: Serve, request: pytest.FixtureRequest, way: str, state: str) -> None:
-    with staged(serve, request, way, state) as stage:
+async def test_every_call_ends_in_time(request: pytest.FixtureRequest, way: str, state: str) -> None:
+    found = await try_every_call(request, way, state)
+    if found.late:
+        again = await try_every_call(request, way, state)
+        found.wrong += again.wrong + [text for label, text in found.late.items() if label in again.late]
+    assert not found.wrong, "\n".join(found.wrong)
+
+
+async def try_every_call(request: pytest.FixtureRequest, way: str, state: str) -> Findings:
+    """Make all calls of both APIs, and return what went wrong."""
+    with staged(request, way, state) as stage:
         sync = await asyncio.to_thread(farpool.connect, stage.url, **stage.options(DEFAULT))
         aio = await farpool.aio.connect(stage.url, **stage.options(DEFAULT))
         subjects = [await make_subject(pool, f"{{}}-{number}".format) for number, pool in enumerate((sync, aio))]
         await asyncio.to_thread(move, stage, ["moved-0", "moved-1"])
         await asyncio.to_thread(stage.break_it)
         found = await asyncio.to_thread(make_all_sync, subjects[0])
-        found += await make_all_awaited(subjects[1])
-        found += await asyncio.to_thread(connect_every_way, stage)
-        assert not found, "\n".join(found)
+        found.add(await make_all_awaited(subjects[1]))
+        found.add(await asyncio.to_thread(connect_every_way, stage))
+        return found
 
 
-def connect_every_way(stage: Stage) -> list[str]:
+def connect_every_way(stage: Stage) -> Findings:
     """Connect by both APIs, with the transport named and found; close what is made."""
     findings = Findings("connect")
 
@@ -284,7 +302,7 @@ def connect_every_way(stage: Stage) -> list[str]:
     ]
     with ThreadPoolExecutor(len(calls)) as threads:
         list(threads.map(make_sync, calls, [findings] * len(calls)))
-    return findings.found
+    return findings
 
 
 # Clocks ---------------------------------------------------------------------------------------------------------
