@@ -1,8 +1,9 @@
 """Outlive a client that cuts the file of its slab short: a server's access behind the end is a SIGBUS otherwise.
 
 A client over cxl holds a writable descriptor, and tmpfs seals only files that have no name. So the first fault in a
-guarded mapping puts zeroes of our own in the place of all of it, and the access goes on; whoever watches the descriptor
-ends the slab. System calls meet the same fault as ``EFAULT``: ``touch`` makes a fault of that. The GIL is not needed.
+guarded mapping puts zeroes of our own in the place of all of it, and the access goes on; who made it looks at ``lost``
+before anybody is told what came of it. Whoever watches the descriptor ends the slab. System calls meet the same fault
+as ``EFAULT``: ``touch`` makes a fault of that. The GIL is not needed.
 """
 
 from cpython.exc cimport PyErr_SetFromErrno
@@ -90,10 +91,10 @@ cdef void touch(const void *base, size_t nbytes) noexcept nogil:
 cdef bint replace(Guarded *place, uint64_t base) noexcept nogil:
     """Put zeroes where the mapping was. Safe in a signal handler."""
     cdef uint64_t one = 1
+    store_count(&place.lost, 1)     # first: whoever finds zeroes finds this
     if mmap(<void *> base, place.length, PROT_READ | PROT_WRITE,
             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED:
         return False
-    store_count(&place.lost, 1)
     write(event_fd, &one, sizeof(one))
     return True
 

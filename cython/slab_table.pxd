@@ -1,6 +1,6 @@
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from farpool.native.libatomics cimport add_count, load_word
+from farpool.native.libatomics cimport acquire_fence, add_count, load_count, load_word
 
 # One attachment: what one session may do to one slab. A data plane pins it for the moment of one system call or copy.
 cdef struct Entry:
@@ -12,7 +12,8 @@ cdef struct Entry:
     uint32_t pins           # operations in flight
     uint64_t watched        # which word somebody waits for: see watched_word.pxd
     uint32_t changed        # stores to a watched word that the event loop has not been shown
-    uint32_t padding[3]     # one entry a cache line: neighbours do not disturb each other
+    uint32_t padding        # one entry a cache line: neighbours do not disturb each other
+    const uint32_t *lost    # not 0 once the slab's file was cut short: what is at base are zeroes then
 
 
 cdef class SlabTable:
@@ -36,6 +37,12 @@ cdef inline Entry *pin(Entry *entries, uint32_t capacity, uint32_t handle, uint6
         return entry
     add_count(&entry.pins, -1)
     return NULL
+
+
+cdef inline bint is_lost(const Entry *entry) noexcept nogil:
+    """Tell of a pinned entry whether what was done with its bytes may have been done with zeroes in their place."""
+    acquire_fence()     # those accesses come first
+    return load_count(entry.lost) != 0
 
 
 cdef inline void unpin(Entry *entry) noexcept nogil:

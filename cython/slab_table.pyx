@@ -18,8 +18,11 @@ from farpool.native.libmman cimport (
     munmap,
     usleep,
 )
+from farpool.native.mapping cimport Mapping
 
 from farpool.protocol.errors import PoolFull
+
+cdef uint32_t never = 0     # lost, of memory that nobody else can cut short
 
 
 cdef class SlabTable:
@@ -63,6 +66,9 @@ cdef class SlabTable:
         entry.writable = writable
         entry.watched = 0
         entry.changed = 0
+        entry.lost = &never
+        if isinstance(owner, Mapping) and (<Mapping> owner).guarded != NULL:
+            entry.lost = &(<Mapping> owner).guarded.lost
         store_word(&entry.generation, generation)
         self.owners[handle] = owner
         return handle

@@ -1,7 +1,8 @@
 """The answers that a data connection owes, and how they are sent: one system call for all that the socket takes.
 
 Slab bytes go from the slab to the socket. An attachment is pinned for the length of one non-blocking call; if it ended
-in the middle of its answer, the connection is dropped, since nothing else can follow half an answer.
+in the middle of its answer, the connection is dropped, since nothing else can follow half an answer. So it is if the
+slab's file was cut short meanwhile: zeroes that stand in for it may be out.
 """
 
 from libc.errno cimport EAGAIN, EFAULT, EINTR, errno
@@ -12,7 +13,7 @@ from farpool.native.bus_guard cimport touch
 from farpool.native.cipher cimport send_through
 from farpool.native.libsocket cimport MSG_DONTWAIT, MSG_NOSIGNAL, iovec, msghdr
 from farpool.native.operation cimport STATUS_OK, STATUS_STALE
-from farpool.native.slab_table cimport Entry, pin, unpin
+from farpool.native.slab_table cimport Entry, is_lost, pin, unpin
 from farpool.native.tcp_connection cimport DROP, KEEP, MOST_REPLIES
 from farpool.native.tcp_wire cimport WIRE_MAGIC, Answer
 
@@ -122,6 +123,9 @@ cdef int collect(Worker *worker, Connection *connection, Batch *batch) noexcept 
         if reply.span.count:
             entry = pin(worker.shared.entries, worker.shared.capacity, reply.answer.handle, connection.session,
                         reply.generation)
+            if entry != NULL and is_lost(entry):
+                unpin(entry)
+                entry = NULL
             if entry != NULL:
                 batch.pinned[batch.pin_count] = entry
                 batch.pin_count += 1
@@ -188,12 +192,30 @@ cdef int push(Connection *connection) noexcept nogil:
     return KEEP if connection.blocked else DROP
 
 
+cdef void touch_ends(const Batch *batch) noexcept nogil:
+    """Meet the fault of a file that was cut short, if there is one: where the end of a part is, all of it is."""
+    cdef int i
+    for i in range(batch.piece_count):
+        if batch.pieces[i].iov_len:
+            touch(<uint8_t *> batch.pieces[i].iov_base + batch.pieces[i].iov_len - 1, 1)
+
+
+cdef bint any_lost(const Batch *batch) noexcept nogil:
+    """Tell whether zeroes are, or were sent, in the place of a slab's bytes."""
+    cdef int i
+    for i in range(batch.pin_count):
+        if is_lost(batch.pinned[i]):
+            return True
+    return False
+
+
 cdef int flush(Worker *worker, Connection *connection) noexcept nogil:
     """Send what is owed, as far as the socket takes it; ``blocked`` tells that some is left."""
     cdef Batch batch
     cdef msghdr message
     cdef ssize_t sent
     cdef int i, verdict
+    cdef bint faulted
     connection.blocked = False
     message.msg_name = NULL
     message.msg_namelen = 0
@@ -204,19 +226,29 @@ cdef int flush(Worker *worker, Connection *connection) noexcept nogil:
         if worker.budget <= 0:
             connection.blocked = True   # others have their turn first
             return KEEP
+        faulted = False
         verdict = collect(worker, connection, &batch)
         if verdict == KEEP:
             message.msg_iov = batch.pieces
             message.msg_iovlen = batch.piece_count
-            sent = send_through(connection.fd, connection.cipher, &message, MSG_DONTWAIT | MSG_NOSIGNAL)
-            if sent < 0 and errno == EFAULT:    # a slab's file was cut short
-                for i in range(batch.piece_count):
-                    touch(batch.pieces[i].iov_base, batch.pieces[i].iov_len)
+            if connection.cipher != NULL:   # it reads the bytes itself, and then it is too late
+                touch_ends(&batch)
+                faulted = any_lost(&batch)
+            if not faulted:
                 sent = send_through(connection.fd, connection.cipher, &message, MSG_DONTWAIT | MSG_NOSIGNAL)
+                if sent < 0 and errno == EFAULT:
+                    touch_ends(&batch)
+                    for i in range(0 if any_lost(&batch) else batch.piece_count):   # a hole and a full tmpfs
+                        touch(batch.pieces[i].iov_base, batch.pieces[i].iov_len)
+                    faulted = True
+                if any_lost(&batch) != faulted:     # it was cut short while this was sent; or we know of no reason
+                    verdict = DROP
         for i in range(batch.pin_count):
             unpin(batch.pinned[i])
         if verdict != KEEP:
             return DROP
+        if faulted:
+            continue    # that slab's answer becomes another
         if sent < 0:
             if errno == EINTR:
                 continue

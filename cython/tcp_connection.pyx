@@ -30,7 +30,7 @@ from farpool.native.operation cimport (
     STATUS_READ_ONLY,
     STATUS_STALE,
 )
-from farpool.native.slab_table cimport Entry, pin, unpin
+from farpool.native.slab_table cimport Entry, is_lost, pin, unpin
 from farpool.native.tcp_admission cimport Admission, admit
 from farpool.native.tcp_answers cimport flush, is_unsent, owe, owe_bytes, span_advance, span_clear
 from farpool.native.tcp_events cimport report, show_changed
@@ -148,7 +148,10 @@ cdef int execute(Worker *worker, Connection *connection, const Request *request,
     worker.counters.operations[request.operation] += 1
     if status == STATUS_OK and request.operation >= OP_LOAD:
         detail = word_operation(entry, request)
-        if request.operation != OP_LOAD:
+        if is_lost(entry):
+            status = STATUS_STALE
+            detail = 0
+        elif request.operation != OP_LOAD:
             wake(worker.shared, entry, request.offset, 8)
     if entry != NULL:
         unpin(entry)
@@ -223,6 +226,8 @@ cdef uint64_t take_payload(Worker *worker, Connection *connection, const uint8_t
         span_advance(span, here)
         used += here
     if entry != NULL:
+        if is_lost(entry):
+            connection.status = STATUS_STALE
         unpin(entry)
         worker.counters.bytes_written += nbytes
     connection.left -= nbytes
@@ -349,6 +354,8 @@ cdef int64_t receive(Worker *worker, Connection *connection, bint *drained) noex
             touch(pieces[i].iov_base, pieces[i].iov_len)
         got = receive_through(connection.fd, connection.cipher, &message, MSG_DONTWAIT)
     if entry != NULL:
+        if is_lost(entry):
+            connection.status = STATUS_STALE
         unpin(entry)
     if got <= 0:
         drained[0] = True

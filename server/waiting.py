@@ -260,7 +260,10 @@ def _check(slab: Slab, offset: int) -> None:
 def _load(slab: Slab, offset: int) -> int:
     if slab.state != "live":
         raise _stale(slab)
-    return slab.memory().load(offset)
+    word = slab.memory().load(offset)
+    if slab.lost:  # a zero that stands in for the word
+        raise _stale(slab)
+    return word
 
 
 def _stale(slab: Slab) -> StaleSlab:
