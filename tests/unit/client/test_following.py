@@ -77,7 +77,7 @@ async def test_closed_while_a_read_follows_it_lets_the_new_memory_go(
         assert [region.closed for region in transport.regions] == [True, True]
         with pytest.raises(StaleSlab):
             await slab.read(8)
-        await asyncio.to_thread(server.seen, Detach)
+        await asyncio.to_thread(server.seen, Detach, 2)
         assert (fresh.id, fresh.memory_generation) in [(sent.id, sent.generation) for sent in server.seen(Detach)]
 
 
