@@ -80,12 +80,20 @@ cdef void unguard(Guarded *place) noexcept:
     unused = place
 
 
+cdef extern from *:
+    """
+    static inline void fp_touch(const void *at) { (void) *(const volatile unsigned char *) at; }
+    """
+    void touch_byte "fp_touch"(const void *at) noexcept nogil
+
+
 cdef void touch(const void *base, size_t nbytes) noexcept nogil:
-    """Read a word of each page of a range."""
-    cdef uintptr_t at = <uintptr_t> base & ~<uintptr_t> (PAGE - 1)
-    while at < <uintptr_t> base + nbytes:
-        load_word(<const uint64_t *> at)
-        at += PAGE
+    """Read a byte of each page of a range."""
+    cdef uintptr_t at = <uintptr_t> base
+    cdef uintptr_t end = at + nbytes
+    while at < end:
+        touch_byte(<const void *> at)
+        at = (at & ~<uintptr_t> (PAGE - 1)) + PAGE
 
 
 cdef bint replace(Guarded *place, uint64_t base) noexcept nogil:
