@@ -11,7 +11,6 @@ import asyncio
 import warnings
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from time import monotonic
 from types import TracebackType
@@ -21,8 +20,8 @@ from farpool.client import freeing, grants
 from farpool.client.aio_draft import Draft, Reserving
 from farpool.client.aio_versions import AwaitableVersions
 from farpool.client.attachment import Attachment
-from farpool.client.closer import Closer
-from farpool.client.deadlines import deadline_after, seconds_left
+from farpool.client.closer import Closer, await_until
+from farpool.client.deadlines import deadline_after
 from farpool.client.encryption import Tls
 from farpool.client.opening import Closing, Opening
 from farpool.client.pool import DEFAULT_TIMEOUT, PoolHandle, open_session
@@ -248,7 +247,7 @@ class Pool(PoolHandle):
         ended = self._closer.do(
             partial(self._discard, draft, deadline), partial(draft.discard_now, monotonic()), self._threads
         )
-        return Closing(partial(_await_until, deadline, ended))
+        return Closing(partial(await_until, deadline, ended))
 
     def _discard(self, draft: Draft, deadline: float) -> None:
         draft.discard_now(deadline)
@@ -376,15 +375,6 @@ class Slab(SlabHandle):
 
 def _nothing() -> None:
     """Leave it to the next request."""
-
-
-async def _await_until(deadline: float, ended: Future[None]) -> None:
-    """Await the end of something, and what came of it, unless that takes until *deadline*."""
-    if not ended.done():
-        with suppress(TimeoutError):  # a thread may still be waited for
-            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(ended)), seconds_left(deadline))
-        return
-    ended.result()
 
 
 def _undo(attachment: Attachment) -> None:

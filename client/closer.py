@@ -7,6 +7,7 @@ here, and the thread that looks into the queue is there from the start: where no
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import threading
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from farpool.client.deadlines import seconds_left
 from farpool.native.fork import fork_count
 from farpool.protocol.errors import TransportUnavailable
 
-__all__ = ["Closer"]
+__all__ = ["Closer", "await_until"]
 
 EXIT_SECONDS: Final = 2.0
 """How long the end of the interpreter waits for what was closed before it: a little more than for a Goodbye."""
@@ -120,6 +121,15 @@ def _finish(job: Job, work: Callable[[], None]) -> None:
             raise
     else:
         done.set_result(None)
+
+
+async def await_until(deadline: float, ended: Future[None]) -> None:
+    """Await the end of something, and what came of it, unless that takes until *deadline*."""
+    if not ended.done():
+        with suppress(TimeoutError):  # a thread may still be waited for
+            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(ended)), seconds_left(deadline))
+        return
+    ended.result()
 
 
 _closers: WeakSet[Closer] = WeakSet()

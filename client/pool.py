@@ -16,19 +16,18 @@ from farpool.client.deadlines import deadline_after, parse_timeout
 from farpool.client.dialing import find_address
 from farpool.client.draft import Draft, DraftHandle
 from farpool.client.encryption import Tls, find_tls
+from farpool.client.listing import list_slabs
 from farpool.client.session import GOODBYE_SECONDS, Session
 from farpool.client.slab import Slab, SlabHandle, keep_error
 from farpool.client.transports import AUTO, Selection, TransportReport, client_context, select_transport
 from farpool.protocol.errors import InvalidArgument
 from farpool.protocol.messages import (
     Allocate,
-    Listing,
     Open,
     Quarantined,
     Release,
     ServerStat,
     SlabInfo,
-    SlabList,
     Stat,
 )
 from farpool.protocol.units import (
@@ -174,14 +173,7 @@ class PoolHandle:
         return self._session.call(Release(host=host), Quarantined, deadline)
 
     def _slabs(self, deadline: float) -> list[SlabInfo]:
-        found: list[SlabInfo] = []
-        more = True
-        while more:
-            request = Listing(after=found[-1].id if found else 0)
-            page = self._session.call(request, SlabList, deadline)
-            found += page.slabs
-            more = page.more and bool(page.slabs)
-        return found
+        return list_slabs(self._session, deadline)
 
     def _end(self, patience: float = GOODBYE_SECONDS) -> None:
         """Close all that is open, and wait at most *patience* seconds, or a call's, for the server's answer."""

@@ -6,11 +6,12 @@ from farpool.client.credentials import find_credentials
 from farpool.client.deadlines import deadline_after, parse_timeout
 from farpool.client.dialing import find_address
 from farpool.client.encryption import find_tls
+from farpool.client.listing import list_slabs
 from farpool.client.session import Session
 from farpool.protocol.errors import SlabNotFound
 from farpool.protocol.grant_messages import Revoke
 from farpool.protocol.message_base import Done
-from farpool.protocol.messages import Listing, SlabInfo, SlabList
+from farpool.protocol.messages import SlabInfo
 from farpool.protocol.units import validate_tenant
 
 __all__ = ["take_back"]
@@ -37,12 +38,7 @@ def take_back(slab: str | int, grantee: str, *, url: str | None, tenant: str | N
 
 
 def _find(session: Session, slab: str | int, deadline: float) -> SlabInfo:
-    last, more = 0, True
-    while more:
-        page = session.call(Listing(after=last), SlabList, deadline)
-        for info in page.slabs:
-            if info.tenant == session.welcome.tenant and slab in (info.id, info.name):
-                return info
-        more = page.more and bool(page.slabs)
-        last = page.slabs[-1].id if page.slabs else last
+    for info in list_slabs(session, deadline):
+        if info.tenant == session.welcome.tenant and slab in (info.id, info.name):
+            return info
     raise SlabNotFound(f"this tenant has no slab {slab!r:.80}; see: farpool ls")

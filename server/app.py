@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-import resource
 import shutil
 import signal
 from collections.abc import Callable, Mapping
@@ -26,6 +25,7 @@ from farpool.server.catalog import Catalog
 from farpool.server.control import ControlPlane
 from farpool.server.dataplanes import DataPlanes, transport_settings
 from farpool.server.deadlines import Deadlines, boot_clock
+from farpool.server.descriptor_limit import raise_descriptor_limit
 from farpool.server.encryption import Keys
 from farpool.server.generations import Generations
 from farpool.server.handover import Handover
@@ -52,9 +52,6 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger("farpool.server")
 
 IDLE_SECONDS: Final = 0.5
 """A drain ends when nothing was asked for so long."""
-
-DESCRIPTORS_OF_SESSION: Final = 3
-"""Its control connection, the watch over its process and one data connection; a client of many threads takes more."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -125,7 +122,7 @@ class Server:
         settings = self._settings.current
         if not self._settings.authentication_required and not settings.insecure:
             refuse_exposure(settings.listen)
-        _raise_descriptor_limit(settings.max_sessions * DESCRIPTORS_OF_SESSION)
+        raise_descriptor_limit(settings.max_sessions)
         if unknown := unknown_variables(os.environ):
             log.warning("environment variables ignored: no such settings", names=unknown)
         self._keys = Keys(settings.tls) if settings.tls is not None else None
@@ -391,14 +388,3 @@ def _reporter(transport: str, rationed: RationedLog) -> Any:
 def _log_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     error = context.get("exception")
     log.error("event loop", message=str(context.get("message", "")), exc_info=error)
-
-
-def _raise_descriptor_limit(wanted: int) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit != resource.RLIM_INFINITY and limit < wanted:
-        todo = "raise the limit (LimitNOFILE, ulimit -n), or serve with a lower max_sessions"
-        log.warning("too few file descriptors for max_sessions", limit=limit, wanted=wanted, todo=todo)

@@ -43,6 +43,17 @@ def small(as_root: None, folder: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", place], check=True)  # a failed test may hold its mappings
 
 
+@pytest.fixture
+def words(small: Path) -> Iterator[GenerationFile]:
+    """The words of slabs on that file system."""
+    fd = os.open(small, os.O_RDONLY | os.O_DIRECTORY)
+    with ExitStack() as undo:
+        undo.callback(os.close, fd)
+        found = GenerationFile(f"{small}/generations", fd)
+        undo.callback(found.close)
+        yield found
+
+
 def fill(pool: Pool, nbytes: int) -> tuple[list[Slab], farpool.PoolFull]:
     """Allocate until there is no more room, and write every byte."""
     slabs: list[Slab] = []
@@ -140,37 +151,27 @@ def test_a_client_over_cxl_that_comes_when_all_is_full_meets_no_sigbus(small: Pa
 
 
 @pytest.mark.root
-def test_a_slot_whose_mark_has_no_memory_is_not_given(small: Path) -> None:
-    fd = os.open(small, os.O_RDONLY | os.O_DIRECTORY)
-    with ExitStack() as undo:
-        undo.callback(os.close, fd)
-        words = GenerationFile(f"{small}/generations", fd)
-        undo.callback(words.close)
-        words.restore({})
-        fill_the_rest(small)
-        with (small / "other").open("r+b") as other:
-            other.truncate(other.seek(0, os.SEEK_END) - (68 << 10))  # the words of 8,192 slots, and not their marks
-        with pytest.raises(farpool.PoolFull):
-            words.take_slot()
-        (small / "other").unlink()
-        words.watch(words.take_slot(), 9)
+def test_a_slot_whose_mark_has_no_memory_is_not_given(small: Path, words: GenerationFile) -> None:
+    words.restore({})
+    fill_the_rest(small)
+    with (small / "other").open("r+b") as other:
+        other.truncate(other.seek(0, os.SEEK_END) - (68 << 10))  # the words of 8,192 slots, and not their marks
+    with pytest.raises(farpool.PoolFull):
+        words.take_slot()
+    (small / "other").unlink()
+    words.watch(words.take_slot(), 9)
 
 
 @pytest.mark.root
-def test_a_start_that_finds_no_memory_for_marks_offers_none(small: Path) -> None:
+def test_a_start_that_finds_no_memory_for_marks_offers_none(small: Path, words: GenerationFile) -> None:
     """An earlier version left holes there: a client must not be told of them."""
-    fd = os.open(small, os.O_RDONLY | os.O_DIRECTORY)
-    with ExitStack() as undo:
-        undo.callback(os.close, fd)
-        words = GenerationFile(f"{small}/generations", fd)
-        undo.callback(words.close)
-        os.posix_fallocate(words_fd := os.open(words.path, os.O_RDWR), 0, 64 << 10)
-        os.close(words_fd)
-        fill_the_rest(small)
-        words.restore({3: 7})
-        assert (words.load(3), words.watched_offset) == (7, 0)
-        words.watch(3, 9)
-        words.store(words.take_slot(), 8)
+    os.posix_fallocate(words_fd := os.open(words.path, os.O_RDWR), 0, 64 << 10)
+    os.close(words_fd)
+    fill_the_rest(small)
+    words.restore({3: 7})
+    assert (words.load(3), words.watched_offset) == (7, 0)
+    words.watch(3, 9)
+    words.store(words.take_slot(), 8)
 
 
 @pytest.mark.root
